@@ -1,0 +1,177 @@
+"""The first and the last step of a run: `plan` settles what will be done, `finish` says what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components import layout
+from components.errors import InputError, StoreError
+from components.federation import Federation, resolve
+from components.received import read_broadcast, read_update
+from components.silo import Role
+from components.spec import FederationSpec, parse_spec, read_spec
+from components.store.file import write_file
+from components.wire import encode, model_digest
+from fl_algorithms.contract import Report
+from fl_algorithms.errors import Unusable
+from fl_algorithms.evaluation import select
+from fl_algorithms.fedavg import MODEL
+from fl_algorithms.models import load_weights
+
+
+def plan(values: dict[str, Any], folder: Path, report: Report) -> dict[str, Any]:
+    """Check everything that can be wrong before anything is trained or written, then lay out the run folder and the store."""
+    spec = resolve(parse_spec(values))
+    refuse_other_run(folder, spec)
+    federation = Federation(spec, folder.name, folder, "server")
+    weights = check_weights(federation)
+    splits = deal(federation, report)
+    _lay_out(federation, splits)
+    domain = federation.data.domain(str(spec.target))
+    return {
+        "spec": spec.model_dump(mode="json"), "run": federation.run, "silos": federation.silos, "device": str(federation.device),
+        "samples": {silo: sum(map(len, share["train"].values())) for silo, share in splits.items()},
+        "target_images": len(domain), "classes": len(federation.data.classes), "weights": weights,
+        "first": (0, federation.last_exchange(0)),
+    }  # fmt: skip
+
+
+def refuse_other_run(folder: Path, spec: FederationSpec) -> None:
+    """A run folder holds one run. The same spec again continues it; another spec is refused, naming the field."""
+    stored = folder / "spec.yaml"
+    if stored.exists():
+        theirs, ours = parse_spec(read_spec(stored)).model_dump(mode="json"), spec.model_dump(mode="json")
+        for field, value in flat(ours).items():
+            if flat(theirs).get(field) != value:
+                raise InputError(f"run folder {folder}: belongs to another spec: {field} is {flat(theirs).get(field)!r} there, {value!r} here; choose another --out")
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"run folder {folder}: is not empty and holds no run; choose another --out")
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'hyper': {'lr': 1}} -> {'hyper.lr': 1}"""
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        result.update(flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
+    return result
+
+
+def check_weights(federation: Federation) -> str:
+    """Whether the weight file fits is known now, not after the silos have started."""
+    if federation.spec.weights is None:
+        return "random"
+    try:
+        return load_weights(federation.algorithm.build(), federation.spec.weights).digest
+    except Unusable as error:
+        raise InputError(f"weights: {error}") from None
+
+
+def deal(federation: Federation, report: Report) -> dict[str, dict[str, dict[str, list[int]]]]:
+    """Decode what is not in the cache yet and deal it to the silos; the result is stored with the run."""
+    spec = federation.spec
+    domains = [*(spec.sources or ()), str(spec.target)]
+    try:
+        for domain in domains:
+            federation.data.domain(domain, lambda done, total, domain=domain: report(f"decode {domain}", done, total))
+        shares = federation.shares(spec.sources or ())
+    except Unusable as error:
+        raise InputError(str(error)) from None
+    return {
+        silo: {part: {domain: rows.tolist() for domain, rows in getattr(share, part).items()} for part in ("train", "validation")}
+        for silo, share in sorted(shares.items())
+    }
+
+
+def _lay_out(federation: Federation, splits: dict[str, Any]) -> None:
+    spec = federation.spec
+    images = {domain: federation.data.domain(domain).digest for domain in [*(spec.sources or ()), str(spec.target)]}
+    document = {"run": federation.run, "spec_digest": federation.digest, "spec": spec.model_dump(mode="json"), "images": images, "splits": splits}
+    try:
+        federation.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"run folder {federation.folder}: cannot be made ({error.strerror}); choose another --out") from None
+    federation.store.prepare([layout.GLOBAL, layout.EVALUATOR, *map(layout.silo_bucket, federation.silos)])
+    public = {key: value for key, value in document.items() if key != "splits"}
+    federation.store.put(layout.GLOBAL, layout.plan_key(federation.run), [json.dumps(public, sort_keys=True).encode()])
+    write_file(federation.folder / "plan.json", [json.dumps(document, sort_keys=True).encode()])
+    # written last: a folder with a spec is a run that can be resumed
+    write_file(federation.folder / "spec.yaml", [yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False).encode()])
+
+
+# ---- the result
+
+def finish(role: Role) -> dict[str, Any]:
+    """Read back what every round published, choose by the three rules, write result.json and the final model."""
+    federation, spec = role.federation, role.federation.spec
+    rounds = [_round(federation, number) for number in range(1, spec.rounds + 1)]
+    last = read_broadcast(federation, spec.rounds, federation.last_exchange(spec.rounds))
+    if last is None:
+        raise StoreError(f"{federation.store.url}: the broadcast of the last round is missing; resume the run")
+    model = role.received(last, None)[MODEL]
+    write_file(federation.folder / "model.safetensors", encode(model).chunks)
+    seconds: dict[str, float] = {}
+    for entry in rounds:
+        for stage, value in entry["seconds"].items():
+            seconds[stage] = round(seconds.get(stage, 0.0) + value, 3)
+    result = {
+        "run": federation.run, "algorithm": spec.algorithm, "dataset": spec.dataset.name, "target": spec.target, "seed": spec.seed,
+        "rounds": spec.rounds, "digest": model_digest(model), "spec_digest": federation.digest,
+        "accuracy": select([r["validation_accuracy"] for r in rounds], [r["target_accuracy"] for r in rounds]),
+        "history": rounds, "seconds": seconds,
+        "bytes": {"up": sum(r["bytes"]["up"] for r in rounds), "down": sum(r["bytes"]["down"] for r in rounds)},
+        "rejected": [item for r in rounds for item in r["rejected"]],
+    }  # fmt: skip
+    write_file(federation.folder / "result.json", [json.dumps(result, indent=1).encode()])
+    return result
+
+
+def _round(federation: Federation, number: int) -> dict[str, Any]:
+    """One row of the history, from the manifests of this round."""
+    entry: dict[str, Any] = {"round": number, "rejected": [], "missing": [], "seconds": {}, "bytes": {"up": 0, "down": 0}, "train_loss": {}}
+    for exchange in [e.name for e in federation.algorithm.exchanges(number)]:
+        broadcast = read_broadcast(federation, number, exchange)
+        if broadcast is None:
+            raise StoreError(f"{federation.store.url}: the broadcast of round {number} {exchange} is missing; resume the run")
+        entry["participants"], entry["weights"] = broadcast.accepted, broadcast.weights
+        entry["missing"] += broadcast.missing
+        entry["rejected"] += [{"round": number, "exchange": exchange, **item.model_dump()} for item in broadcast.rejected]
+        _add(entry["seconds"], broadcast.seconds)
+        for silo in broadcast.accepted:
+            update = read_update(federation, silo, number, exchange)
+            if update is not None:
+                entry["bytes"]["up"] += update.payload.bytes if update.payload else 0
+                entry["bytes"]["down"] += update.received_bytes
+                _add(entry["seconds"], update.seconds)
+                if update.metrics.get("loss") is not None:
+                    entry["train_loss"][silo] = update.metrics["loss"]
+    _count(federation, number, entry)
+    return entry
+
+
+def _count(federation: Federation, number: int, entry: dict[str, Any]) -> None:
+    """Validation pooled over the silos, and the target domain."""
+    found = {silo: read_update(federation, silo, number, layout.VALIDATE) for silo in federation.silos}
+    counts = {silo: update.metrics for silo, update in found.items() if update is not None and update.metrics.get("total")}
+    entry["validation"] = {silo: _ratio(metrics) for silo, metrics in counts.items()}
+    pooled = {key: sum(metrics[key] or 0 for metrics in counts.values()) for key in ("correct", "total", "loss_sum")}
+    entry["validation_accuracy"] = _ratio(pooled)
+    entry["validation_loss"] = pooled["loss_sum"] / pooled["total"] if pooled["total"] else None
+    target = read_update(federation, layout.EVALUATOR, number, layout.EVALUATE)
+    entry["target_accuracy"] = _ratio(target.metrics) if target is not None else None
+    for update in [*found.values(), target]:
+        if update is not None:
+            entry["bytes"]["down"] += update.received_bytes
+            _add(entry["seconds"], update.seconds)
+
+
+def _add(total: dict[str, float], more: dict[str, float]) -> None:
+    for stage, seconds in more.items():
+        total[stage] = round(total.get(stage, 0.0) + seconds, 6)
+
+
+def _ratio(metrics: Any) -> float | None:
+    return metrics["correct"] / metrics["total"] if metrics.get("total") else None

@@ -1,0 +1,132 @@
+"""Reading what the server broadcast, and what a silo kept for itself. Nothing is used before its digest was checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from components import layout
+from components.errors import StoreError
+from components.federation import Federation
+from components.guards import MANIFEST_LIMIT
+from components.manifest import BroadcastManifest, Inbox, Stored, UpdateManifest
+from components.store.file import FileStore
+from components.wire import Malformed, Payload, encode, file_digest
+from fl_algorithms.contract import Tensors
+
+KEPT_PARTS = 4  # maps of recent payloads: a model is validated and trained on without being read twice
+
+
+def read_broadcast(federation: Federation, round: int, exchange: str) -> BroadcastManifest | None:
+    data = federation.store.get(layout.GLOBAL, layout.broadcast_key(federation.run, round, exchange), MANIFEST_LIMIT)
+    if data is None:
+        return None
+    manifest = BroadcastManifest.decode(data)
+    if (manifest.run, manifest.spec) != (federation.run, federation.digest):
+        raise StoreError(f"{federation.store.url}: broadcast of round {round} {exchange} belongs to another spec or run; use another run folder or store")
+    return manifest
+
+
+def read_update(federation: Federation, author: str, round: int, exchange: str) -> UpdateManifest | None:
+    """An author's own earlier manifest of this step, if it is of this very run; anything else is as good as absent."""
+    _, key = layout.update_keys(federation.run, round, exchange)
+    data = federation.store.get(layout.author_bucket(author), key, MANIFEST_LIMIT)
+    try:
+        manifest = UpdateManifest.decode(data) if data is not None else None
+    except Malformed:
+        return None
+    return manifest if manifest is not None and manifest.spec == federation.digest else None
+
+
+def open_payload(federation: Federation, bucket: str, key: str, stored: Stored) -> Payload:
+    """The payload as mapped tensors, after size and digest were compared with its manifest."""
+    fetched = federation.store.fetch(bucket, key, stored.bytes)
+    if fetched is None:
+        raise Malformed(f"payload {bucket}/{key}: expected {stored.bytes} bytes, found nothing")
+    with fetched:
+        if fetched.size != stored.bytes or file_digest(fetched.path) != stored.digest:
+            raise Malformed(f"payload {bucket}/{key}: does not match the digest in its manifest")
+        return Payload(fetched.path)
+
+
+class Received(Mapping[str, Tensors]):
+    """The parts in force for one reader, each read from the store when first looked at."""
+
+    def __init__(self, federation: Federation, manifest: BroadcastManifest, silo: str | None, kept: dict[str, Payload]) -> None:
+        self._federation, self._manifest, self._silo, self._kept = federation, manifest, silo, kept
+        self._inboxes: dict[tuple[int, str], Inbox | None] = {}
+        self.bytes = 0
+
+    def __getitem__(self, part: str) -> Tensors:
+        federation = self._federation
+        if part in self._manifest.parts:
+            stored = self._manifest.parts[part]
+            bucket, key = layout.part_place(federation.run, stored.round, stored.exchange, part, None)
+            return self._open(bucket, key, stored)
+        step = self._manifest.personal[part]
+        inbox = self._inbox(step)
+        if inbox is None or part not in inbox.parts:
+            raise KeyError(part)
+        bucket, key = layout.part_place(federation.run, *step, part, self._silo)
+        return self._open(bucket, key, inbox.parts[part])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._manifest.parts, *self._manifest.personal])
+
+    def __len__(self) -> int:
+        return len(self._manifest.parts) + len(self._manifest.personal)
+
+    def _open(self, bucket: str, key: str, stored: Stored) -> Payload:
+        if key not in self._kept:
+            try:
+                self._kept[key] = open_payload(self._federation, bucket, key, stored)
+            except Malformed as error:
+                raise StoreError(f"{self._federation.store.url}: {error}; the store lost or changed what the server published") from None
+            self.bytes += stored.bytes
+            while len(self._kept) > KEPT_PARTS:
+                del self._kept[next(iter(self._kept))]
+        return self._kept[key]
+
+    def _inbox(self, step: tuple[int, str]) -> Inbox | None:
+        if self._silo is None:
+            return None
+        if step not in self._inboxes:
+            key = layout.inbox_key(self._federation.run, *step)
+            data = self._federation.store.get(layout.silo_bucket(self._silo), key, MANIFEST_LIMIT)
+            self._inboxes[step] = Inbox.decode(data) if data is not None else None
+        return self._inboxes[step]
+
+
+class PrivateState:
+    """What a role keeps for itself between steps, on its own volume: one checksummed file per step that changed it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = FileStore(folder.parent)
+
+    def before(self, round: int, position: int) -> dict[str, torch.Tensor]:
+        """The state as the last step before this one left it: a repeated step starts from the same state."""
+        earlier = [path for path in self._saved() if path.name[:9] < f"{round:06}.{position:02}"]
+        if not earlier:
+            return {}
+        path, digest = earlier[-1], earlier[-1].name.split(".")[2]
+        if not file_digest(path).startswith(f"blake3:{digest}"):
+            raise StoreError(f"private state {path}: does not match its checksum; restore the volume or start a new run")
+        return dict(Payload(path))
+
+    def save(self, round: int, position: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        if tensors:
+            encoded = encode(tensors)
+            self._files.prepare([self._folder.name])
+            self._files.put(self._folder.name, f"{round:06}.{position:02}.{encoded.digest[7:39]}.safetensors", encoded.chunks)
+
+    def prune(self) -> None:
+        """The state a repeated step starts from and the one it made are needed; older ones are not."""
+        for path in self._saved()[:-2]:
+            path.unlink(missing_ok=True)
+
+    def _saved(self) -> list[Path]:
+        return sorted(Path(entry.path) for entry in os.scandir(self._folder) if not entry.name.startswith(".")) if self._folder.is_dir() else []

@@ -1,0 +1,175 @@
+"""FederationSpec: everything that decides a run, validated once, up front, with errors that name the field.
+
+Parsing needs no torch. `resolve` then asks the chosen algorithm and data set whether they can serve the federation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from components.errors import InputError
+
+MAX_SPEC_BYTES = 1 << 20
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataSpec(Strict):
+    """Which images. A plain name is short for a mapping with only `name`."""
+
+    name: Annotated[str, Field(description="data set; `siloflow datasets` lists them")]
+    path: Annotated[str | None, Field(description="folder with the files, for data sets that need one")] = None
+    image_size: Annotated[int | None, Field(ge=8, le=1024, description="pixels; null: the data set's own")] = None
+    protocol: Annotated[str | None, Field(description="variant of the data set, where it has several")] = None
+    on_broken: Annotated[Literal["fail", "skip"], Field(description="a broken image ends the run, or is left out and counted")] = "fail"
+
+
+class PartitionSpec(Strict):
+    """How the source domains' training images are dealt to silos."""
+
+    rule: Annotated[
+        Literal["domain", "dirichlet", "greedy", "lambda"],
+        Field(description="domain: each silo has one domain; dirichlet, lambda: domains mixed over silos; greedy: silos given to the largest domains"),
+    ] = "domain"
+    silos: Annotated[int | None, Field(ge=1, le=10_000, description="number of silos, for every rule but `domain`")] = None
+    alpha: Annotated[float, Field(gt=0, description="dirichlet: concentration; small is heterogeneous")] = 0.5
+    heterogeneity: Annotated[float, Field(ge=0, le=1, description="lambda: 0 domain-pure silos, 1 homogeneous")] = 0.0
+
+
+class FederationSpec(Strict):
+    algorithm: Annotated[str, Field(description="algorithm or preset; `siloflow algorithms` lists them")] = "fedccrl"
+    hyper: Annotated[dict[str, Any], Field(description="hyper-parameters of the algorithm; `siloflow algorithms NAME` lists them")] = {}
+    dataset: Annotated[DataSpec, Field(description="the images")] = DataSpec(name="styled-digits")
+    target: Annotated[str | None, Field(description="the domain no silo has; null: the data set's last")] = None
+    sources: Annotated[tuple[str, ...] | None, Field(description="domains the silos have; null: all but the target")] = None
+    backbone: Annotated[str, Field(description="network; `siloflow spec --backbones` lists them")] = "small-cnn"
+    weights: Annotated[str | None, Field(description="file with initial weights (.safetensors, .pth); null: random")] = None
+    rounds: Annotated[int, Field(ge=1, le=100_000, description="communication rounds")] = 10
+    seed: Annotated[int, Field(ge=0, lt=2**63, description="root of every random stream")] = 0
+    silos_per_domain: Annotated[int, Field(ge=1, le=1000, description="silos among which a source domain is divided")] = 1
+    partition: Annotated[PartitionSpec, Field(description="how images are dealt to silos")] = PartitionSpec()
+    validation: Annotated[float, Field(gt=0, lt=1, description="share of a source domain kept for validation")] = 0.1
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where silos train")] = "auto"
+    threads: Annotated[int | None, Field(ge=1, description="CPU threads of a silo; null: cores / silos. Part of the result: sums in another order differ in the last bits")] = None
+    store: Annotated[str | None, Field(description="exchange store, file:///dir or s3://host/prefix; null: inside the run folder")] = None
+    deadline: Annotated[float, Field(gt=0, description="seconds a silo has for one exchange")] = 3600.0
+    quorum: Annotated[float, Field(gt=0, le=1, description="share of the participants whose accepted update a round needs")] = 1.0
+    norm_bound: Annotated[float | None, Field(gt=0, description="largest L2 norm of an update's difference from the global model; null: any")] = None
+
+    @field_validator("dataset", mode="before")
+    @classmethod
+    def _name_only(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _domain_names_may_look_like_numbers(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: the same for every way of writing the same spec."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# ---- reading
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, or an InputError that says what is wrong with the file."""
+    try:
+        if path.stat().st_size > MAX_SPEC_BYTES:
+            raise InputError(f"spec {path}: {path.stat().st_size} bytes, expected at most {MAX_SPEC_BYTES}; is this the right file?")
+        text = path.read_bytes().decode("utf-8")
+        values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except OSError as error:
+        raise InputError(f"spec {path}: cannot be read ({error.strerror}); `siloflow init` writes an example") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"spec {path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise InputError(f"spec {path}: not valid YAML{where}: {getattr(error, 'problem', None) or type(error).__name__}") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        found = "nothing" if values is None else f"a {type(values).__name__}"
+        raise InputError(f"spec {path}: expected a mapping of fields, found {found}; `siloflow init` writes an example")
+    return values
+
+
+def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """`a.b=c` texts on top of a spec; the value is read as YAML, so numbers, lists and null work."""
+    result = json.loads(json.dumps(dict(values), default=str))
+    for text in overrides:
+        name, found, value = text.partition("=")
+        if not found or not name:
+            raise InputError(f"--set {text}: expected field=value, e.g. --set rounds=20 or --set hyper.lr=0.01")
+        *parents, last = name.strip().split(".")
+        place = result
+        for parent in parents:
+            inner = place.get(parent)
+            if isinstance(inner, str) and parent == "dataset":
+                inner = {"name": inner}
+            place[parent] = inner if isinstance(inner, dict) else {}
+            place = place[parent]
+        try:
+            place[last] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError(f"--set {text}: the value is not valid YAML") from None
+        if isinstance(place[last], str):
+            place[last] = _number_or_text(place[last])
+    return result
+
+
+def _number_or_text(text: str) -> float | str:
+    """YAML 1.1 reads 1e-3 as text; a person who types it means the number."""
+    try:
+        return float(text) if text[:1] in "+-.0123456789" else text
+    except ValueError:
+        return text
+
+
+def parse_spec(values: Mapping[str, Any]) -> FederationSpec:
+    """Types, ranges and names; one line for the first thing that is wrong."""
+    from fl_algorithms.data import DATASETS
+    from fl_algorithms.registry import ALGORITHMS
+
+    try:
+        spec = FederationSpec.model_validate(values)
+    except ValidationError as error:
+        raise InputError(explain(error, FederationSpec)) from None
+    check_name("algorithm", spec.algorithm, ALGORITHMS)
+    check_name("dataset", spec.dataset.name, DATASETS)
+    return spec
+
+
+def check_name(field: str, found: str, allowed: Iterable[str]) -> None:
+    names = sorted(allowed)
+    if found not in names:
+        raise InputError(f"{field} '{found}': {nearest(found, names)}")
+
+
+def nearest(found: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(found, names, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'? (known: {', '.join(names)})" if close else f"expected one of {', '.join(names)}"
+
+
+def explain(error: ValidationError, model: Any, prefix: str = "") -> str:
+    """The first validation error as one line: field, what was found, what is allowed."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join([prefix, *(str(part) for part in first["loc"])]).strip(".")
+    if first["type"] == "extra_forbidden":
+        owner = model
+        for part in first["loc"][:-1]:
+            owner = getattr(owner.model_fields[part], "annotation", owner)
+        return f"unknown field '{where}': {nearest(str(first['loc'][-1]), sorted(owner.model_fields))}"
+    found = str(first["input"])
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {reason[:1].lower() + reason[1:]}, found {found[:80]!r}" if first["type"] != "missing" else f"{where}: missing; it is required"

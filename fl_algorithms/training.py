@@ -1,0 +1,101 @@
+"""Local training shared by all algorithms: optimiser, learning rate as a function of the global round, the loop over batches."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_algorithms.contract import Silo
+from fl_algorithms.randomness import stream
+
+
+def learning_rate(base: float, schedule: str, epoch: int, epochs: int, round: int, milestones: tuple[int, ...] = (), decay: float = 0.1) -> float:
+    """Learning rate of global epoch `epoch` (0-based, counted over all rounds) of `epochs`.
+
+    It never depends on what the silo did before, so a silo that was absent or restarted is not behind the others.
+    """
+    if schedule == "cosine":
+        return 0.5 * base * (1.0 + math.cos(math.pi * epoch / epochs))
+    if schedule == "step":
+        return base * decay ** sum(round >= milestone for milestone in milestones)
+    return base
+
+
+def make_optimizer(kind: str, parameters: Iterator[nn.Parameter], momentum: float, weight_decay: float) -> torch.optim.Optimizer:
+    """The learning rate is set before every epoch, so the one given here is never used."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if kind == "adam":
+        return torch.optim.Adam(trainable, lr=0.0, weight_decay=weight_decay, fused=True)
+    return torch.optim.SGD(trainable, lr=0.0, momentum=momentum, weight_decay=weight_decay, foreach=True)
+
+
+def optimizer_slots(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's memory (momentum, second moments, step counts) as flat tensors that can be stored."""
+    state: dict[int, dict[str, Any]] = optimizer.state_dict()["state"]
+    return {f"optimizer.{index}.{slot}": value for index, slots in state.items() for slot, value in slots.items() if value is not None}
+
+
+def restore_slots(optimizer: torch.optim.Optimizer, stored: dict[str, torch.Tensor]) -> None:
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, value in stored.items():
+        if name.startswith("optimizer."):
+            _, index, slot = name.split(".")
+            state.setdefault(int(index), {})[slot] = value
+    if state:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def fails_on_one_image(model: nn.Module, image: torch.Tensor) -> bool:
+    """Whether batch normalisation over 1x1 maps makes a batch of one image impossible for this network."""
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(image[:1])
+    except ValueError:
+        return True
+    return False
+
+
+def fit(
+    model: nn.Module,
+    silo: Silo,
+    optimizer: torch.optim.Optimizer,
+    rates: list[float],
+    batch_size: int,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    before_step: Callable[[], None] | None = None,
+    steps_per_epoch: int | None = None,
+    stage: str = "train",
+) -> float:
+    """One epoch per entry of `rates`. Returns the mean loss of the last epoch; the only device-to-host copy is one per epoch."""
+    samples, mean_loss, done = silo.train, math.nan, 0
+    order = stream(silo.seed, "shuffle", silo.name, silo.round, stage)
+    per_epoch = len(samples) if steps_per_epoch is None else steps_per_epoch * batch_size
+    for rate in rates:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        total, count = torch.zeros((), device=silo.device), 0
+        for images, labels in samples.batches(batch_size, _epoch_order(len(samples), per_epoch, order)):
+            if len(labels) == 1 and count and fails_on_one_image(model, images):
+                continue
+            optimizer.zero_grad(set_to_none=True)
+            value = loss(images, labels)
+            value.backward()
+            if before_step is not None:
+                before_step()
+            optimizer.step()
+            total += value.detach() * len(labels)
+            count, done = count + len(labels), done + len(labels)
+            silo.report(stage, done, per_epoch * len(rates), mean_loss)
+        mean_loss = float(total) / max(count, 1)
+    return mean_loss
+
+
+def _epoch_order(available: int, wanted: int, generator: torch.Generator) -> torch.Tensor:
+    """Shuffled row numbers; an epoch longer than the data goes through it several times, each time in a new order."""
+    passes = [torch.randperm(available, generator=generator) for _ in range(math.ceil(wanted / available))]
+    return torch.cat(passes)[:wanted]

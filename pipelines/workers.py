@@ -1,0 +1,132 @@
+"""The processes of a local run: started from one process that has imported torch already, watched, and ended together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+LOG_LINES = 5
+# glibc gives freed activations back to the kernel after every batch and faults them in again for the next
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass
+class Job:
+    worker: str
+    action: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Message:
+    """From a worker: `progress`, `done`, `failed` (with an exception), or `died` (with the reason and its last log lines)."""
+
+    worker: str
+    kind: str
+    job: Job | None
+    content: Any
+
+
+@dataclass
+class Worker:
+    process: Any
+    connection: Connection
+    job: Job | None = None
+    since: float = 0.0
+
+
+@dataclass
+class Workers:
+    """One process per role. A role whose process died gets a new one with its next job."""
+
+    logs: Path
+    running: dict[str, Worker] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["components.worker", "pipelines.workers"])
+        os.environ.update({name: os.environ.get(name, value) for name, value in ALLOCATOR.items()})
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker then asks for its own number; no pool of idle threads before
+
+    def busy(self, name: str) -> bool:
+        return name in self.running and self.running[name].job is not None
+
+    def give(self, job: Job, federation: dict[str, Any] | None, threads: int) -> None:
+        if job.worker not in self.running:
+            self._start(job.worker, federation, threads)
+        worker = self.running[job.worker]
+        worker.job, worker.since = job, time.monotonic()
+        try:
+            worker.connection.send((job.action, job.arguments))
+        except OSError:
+            pass  # it died this instant: `messages` reports it
+
+    def _start(self, name: str, federation: dict[str, Any] | None, threads: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        ours, theirs = context.Pipe()
+        log = str(self.logs / f"{name}.log")
+        process = context.Process(target=_become, args=(theirs, name, log, threads, federation), name=f"siloflow-{name}", daemon=True)
+        process.start()
+        theirs.close()
+        self.running[name] = Worker(process, ours)
+
+    def messages(self, timeout: float) -> Iterator[Message]:
+        """What arrived within `timeout` seconds; a death is noticed as soon as the kernel closes the pipe."""
+        names = {worker.connection: name for name, worker in self.running.items()}
+        for connection in wait(list(names), timeout):
+            name = names[connection]  # type: ignore[index]
+            worker = self.running[name]
+            job = worker.job
+            try:
+                kind, content = worker.connection.recv()
+            except (EOFError, OSError):
+                yield Message(name, "died", job, self.bury(name))
+                continue
+            if kind != "progress":
+                worker.job = None
+            yield Message(name, kind, job, content)
+
+    def bury(self, name: str) -> str:
+        """End the process for good; says how it ended and what it logged last."""
+        worker = self.running.pop(name)
+        worker.process.join(0.5)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        code = worker.process.exitcode
+        how = f"killed by {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
+        return f"its process ended ({how}); last lines of {self.logs / f'{name}.log'}: {self.last_lines(name)}"
+
+    def last_lines(self, name: str) -> str:
+        try:
+            lines = (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-LOG_LINES:]
+        except OSError:
+            lines = []
+        return " | ".join(line.strip() for line in lines if line.strip()) or "(empty)"
+
+    def stop(self) -> None:
+        """SIGKILL for all: whatever is half done is done again on resume."""
+        for worker in self.running.values():
+            worker.process.kill()
+        for worker in self.running.values():
+            worker.process.join()
+            worker.connection.close()
+        self.running.clear()
+
+
+def _become(connection: Connection, name: str, log: str, threads: int, federation: dict[str, Any] | None) -> None:
+    # imported in the child: the process that starts workers must not load torch
+    from components.worker import serve
+
+    serve(connection, name, log, threads, federation)
