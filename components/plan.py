@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from fl_algorithms.errors import Unusable
 from fl_algorithms.evaluation import select
 from fl_algorithms.fedavg import MODEL
 from fl_algorithms.models import load_weights
+
+BEFORE_SPEC = ("store", "plan.json")  # all that is in a run folder when `plan` is killed before its last write
 
 
 def plan(values: dict[str, Any], folder: Path, report: Report) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def refuse_other_run(folder: Path, spec: FederationSpec) -> None:
         for field, value in flat(ours).items():
             if flat(theirs).get(field) != value:
                 raise InputError(f"run folder {folder}: belongs to another spec: {field} is {flat(theirs).get(field)!r} there, {value!r} here; choose another --out")
-    elif folder.is_dir() and any(folder.iterdir()):
+    elif folder.is_dir() and any(path.name not in BEFORE_SPEC and not path.name.startswith(".") for path in folder.iterdir()):
         raise InputError(f"run folder {folder}: is not empty and holds no run; choose another --out")
 
 
@@ -155,9 +158,9 @@ def _round(federation: Federation, number: int) -> dict[str, Any]:
 def _count(federation: Federation, number: int, entry: dict[str, Any]) -> None:
     """Validation pooled over the silos, and the target domain."""
     found = {silo: read_update(federation, silo, number, layout.VALIDATE) for silo in federation.silos}
-    counts = {silo: update.metrics for silo, update in found.items() if update is not None and update.metrics.get("total")}
+    counts = {silo: update.metrics for silo, update in found.items() if update is not None and _plausible(update.metrics)}
     entry["validation"] = {silo: _ratio(metrics) for silo, metrics in counts.items()}
-    pooled = {key: sum(metrics[key] or 0 for metrics in counts.values()) for key in ("correct", "total", "loss_sum")}
+    pooled = {key: sum(metrics[key] or 0.0 for metrics in counts.values()) for key in ("correct", "total", "loss_sum")}
     entry["validation_accuracy"] = _ratio(pooled)
     entry["validation_loss"] = pooled["loss_sum"] / pooled["total"] if pooled["total"] else None
     target = read_update(federation, layout.EVALUATOR, number, layout.EVALUATE)
@@ -166,6 +169,12 @@ def _count(federation: Federation, number: int, entry: dict[str, Any]) -> None:
         if update is not None:
             entry["bytes"]["down"] += update.received_bytes
             _add(entry["seconds"], update.seconds)
+
+
+def _plausible(metrics: Mapping[str, float | None]) -> bool:
+    """Counts come from outside the server: one silo's nonsense must neither stop the report nor enter the pooled accuracy."""
+    correct, total, loss_sum = (metrics.get(key) for key in ("correct", "total", "loss_sum"))
+    return correct is not None and total is not None and loss_sum is not None and 0 <= correct <= total > 0
 
 
 def _add(total: dict[str, float], more: dict[str, float]) -> None:

@@ -13,11 +13,12 @@ from components.errors import StoreError
 from components.federation import Federation
 from components.guards import MANIFEST_LIMIT
 from components.manifest import BroadcastManifest, Inbox, Stored, UpdateManifest
+from components.store import ObjectTooLarge
 from components.store.file import FileStore
 from components.wire import Malformed, Payload, encode, file_digest
 from fl_algorithms.contract import Tensors
 
-KEPT_PARTS = 4  # maps of recent payloads: a model is validated and trained on without being read twice
+KEPT_PARTS = 3  # maps of recent payloads: a model is validated and trained on without being read twice
 
 
 def read_broadcast(federation: Federation, round: int, exchange: str) -> BroadcastManifest | None:
@@ -33,10 +34,10 @@ def read_broadcast(federation: Federation, round: int, exchange: str) -> Broadca
 def read_update(federation: Federation, author: str, round: int, exchange: str) -> UpdateManifest | None:
     """An author's own earlier manifest of this step, if it is of this very run; anything else is as good as absent."""
     _, key = layout.update_keys(federation.run, round, exchange)
-    data = federation.store.get(layout.author_bucket(author), key, MANIFEST_LIMIT)
     try:
+        data = federation.store.get(layout.author_bucket(author), key, MANIFEST_LIMIT)
         manifest = UpdateManifest.decode(data) if data is not None else None
-    except Malformed:
+    except (Malformed, ObjectTooLarge):
         return None
     return manifest if manifest is not None and manifest.spec == federation.digest else None
 

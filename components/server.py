@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,8 @@ from components.wire import Malformed, Payload, encode
 from fl_algorithms.contract import Broadcast, Server, Tensors
 from fl_algorithms.errors import Unusable
 from fl_algorithms.fedavg import MODEL
+
+CHECKED_AT_ONCE = 2
 
 
 class Accepted:
@@ -78,23 +81,34 @@ def server_step(role: Role, round: int, exchange: str) -> BroadcastManifest:
 
 
 def collect(role: Role, round: int, exchange: str, previous: BroadcastManifest, parts: Mapping[str, Tensors]) -> Collected:
+    """What each participant published, checked several at a time: one waits for its download while another is hashed."""
     federation, result = role.federation, Collected()
-    layout_ = federation.exchange(round, exchange).upload
-    for silo in sorted(previous.participants):
-        expected = Expected(federation.run, federation.digest, round, exchange, layout_, previous.roster.get(silo))
+    upload = federation.exchange(round, exchange).upload
+    participants = sorted(previous.participants)
+
+    def look(silo: str) -> tuple[UpdateManifest, Payload | None] | Rejected | None:
         try:
-            found = _checked(federation, silo, expected, parts)
+            return _checked(federation, silo, Expected(federation.run, federation.digest, round, exchange, upload, previous.roster.get(silo)), parts)
         except Rejected as error:
-            result.rejected.append(Rejection(silo=silo, reason=error.reason, detail=str(error)[:300]))
-            continue
-        if found is None:
-            result.missing.append(silo)
-            continue
-        result.manifests[silo] = found[0]
-        if found[1] is not None:
-            result.payloads[silo] = found[1]
-        role.report("check", len(result.manifests), len(previous.participants))
+            return error
+
+    with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
+        for silo, found in zip(participants, pool.map(look, participants), strict=True):
+            if isinstance(found, Rejected):
+                result.rejected.append(Rejection(silo=silo, reason=found.reason, detail=_one_line(str(found))))
+            elif found is None:
+                result.missing.append(silo)
+            else:
+                result.manifests[silo] = found[0]
+                if found[1] is not None:
+                    result.payloads[silo] = found[1]
+                role.report("check", len(result.manifests), len(participants))
     return result
+
+
+def _one_line(text: str) -> str:
+    """What a silo wrote into its manifest is quoted in messages: it must not draw on the reader's terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)[:300]
 
 
 def _checked(federation: Federation, silo: str, expected: Expected, parts: Mapping[str, Tensors]) -> tuple[UpdateManifest, Payload | None] | None:

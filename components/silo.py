@@ -21,7 +21,7 @@ from components.received import PrivateState, Received, read_broadcast, read_upd
 from components.wire import CODES, Payload, encode
 from fl_algorithms.contract import Report, Silo, Update
 from fl_algorithms.errors import Unusable
-from fl_algorithms.evaluation import count
+from fl_algorithms.evaluation import Counts, count
 from fl_algorithms.randomness import stream_seed
 from fl_algorithms.samples import Samples
 
@@ -89,8 +89,12 @@ def silo_step(role: Role, round: int, exchange: str) -> UpdateManifest:
     clock.lap("compute")
     role.report("upload", 1, 1)
     role.private.save(round, position, silo.private)
+    if before is not None:
+        _retire(role, before)
+    role.private.prune()
     published = publish_update(role, round, exchange, update, len(silo.train), received.bytes, clock)
-    _retire(role, before)
+    for payload in role.kept.values():
+        payload.forget()
     return published
 
 
@@ -113,11 +117,13 @@ def publish_update(role: Role, round: int, exchange: str, update: Update, sample
     return manifest
 
 
-def _retire(role: Role, before: tuple[int, str] | None) -> None:
-    """The server has used every update up to the broadcast just read: a silo does not leave its raw updates lying around."""
-    if before is not None:
-        role.federation.store.delete(layout.author_bucket(role.name), layout.update_keys(role.federation.run, *before)[0])
-    role.private.prune()
+def _retire(role: Role, *steps: tuple[int, str]) -> None:
+    """The server has used the updates of these steps: a silo does not leave its raw updates lying around.
+
+    Called before a step's manifest is published: afterwards a repeated step would return at once and leave them.
+    """
+    for step in steps:
+        role.federation.store.delete(layout.author_bucket(role.name), layout.update_keys(role.federation.run, *step)[0])
 
 
 def nothing_yet(federation: Federation) -> BroadcastManifest:
@@ -148,9 +154,13 @@ def _count_step(role: Role, round: int, name: str, samples: Callable[[], Samples
         raise DeadlineError(f"server: the model of round {round} is not in {federation.store.url}")
     received = role.received(manifest, None)
     role.report(name, 0, 1)
-    counts = count(federation.algorithm.predictor(received, federation.device), samples())
+    images = samples()
+    counts = count(federation.algorithm.predictor(received, federation.device), images) if len(images) else Counts(0, 0, 0.0)
     clock.lap(name)
     metrics = {"correct": counts.correct, "total": counts.total, "loss_sum": counts.loss_sum}
+    if name == layout.VALIDATE:  # every silo validates, also one that takes no part in the next round
+        used = range(max(1, round - federation.spec.evaluate_every + 1), round + 1)
+        _retire(role, *((number, exchange.name) for number in used for exchange in federation.algorithm.exchanges(number)))
     return publish_update(role, round, name, Update({}, metrics), counts.total, received.bytes, clock)
 
 

@@ -59,6 +59,7 @@ class FederationSpec(Strict):
     silos_per_domain: Annotated[int, Field(ge=1, le=1000, description="silos among which a source domain is divided")] = 1
     partition: Annotated[PartitionSpec, Field(description="how images are dealt to silos")] = PartitionSpec()
     validation: Annotated[float, Field(gt=0, lt=1, description="share of a source domain kept for validation")] = 0.1
+    evaluate_every: Annotated[int, Field(ge=1, description="rounds between two evaluations; the last round is always evaluated")] = 1
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where silos train")] = "auto"
     threads: Annotated[int | None, Field(ge=1, description="CPU threads of a silo; null: cores / silos. Part of the result: sums in another order differ in the last bits")] = None
     store: Annotated[str | None, Field(description="exchange store, file:///dir or s3://host/prefix; null: inside the run folder")] = None

@@ -62,6 +62,8 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> Encoded:
 
 
 def file_digest(path: Path) -> str:
+    if path.stat().st_size == 0:  # cannot be mapped
+        return f"blake3:{blake3().hexdigest()}"
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         return f"blake3:{blake3(view).hexdigest()}"
 
@@ -106,9 +108,9 @@ class Payload(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def forget(self, name: str) -> None:
-        """Let go of this tensor's pages: what was read from a file need not stay in this process's memory."""
-        begin, end = (self._start + offset for offset in self._offsets[name])
+    def forget(self, name: str | None = None) -> None:
+        """Let go of the pages of one tensor, or of all: what was read from a file need not stay in this process's memory."""
+        begin, end = (self._start + offset for offset in self._offsets[name]) if name is not None else (0, len(self._map))
         first = begin - begin % mmap.PAGESIZE
         if end > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, end - first)

@@ -5,11 +5,18 @@ All functions go through the updates tensor by tensor; only one result tensor an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 
 from fl_algorithms.contract import Updates
+
+THREADS = 2  # enough to keep the memory bus busy; each has an accumulator of the largest tensor
+PIECE = 1 << 16
+_local = threading.local()
 
 
 def normalised(weights: Mapping[str, float]) -> dict[str, float]:
@@ -20,24 +27,46 @@ def normalised(weights: Mapping[str, float]) -> dict[str, float]:
 
 def weighted_sum(tensors: Iterable[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     """sum_k weights[k] * tensors[k] in float64, returned in the tensors' dtype. Integers: the maximum (specs: never average counters)."""
-    result: torch.Tensor | None = None
-    dtype = torch.float32
+    total: torch.Tensor | None = None
+    result = torch.empty(0)
     for tensor, weight in zip(tensors, weights, strict=True):
         if not tensor.is_floating_point():
-            result = tensor.clone() if result is None else torch.maximum(result, tensor)
-            dtype = tensor.dtype
-        elif result is None:
-            result, dtype = tensor.to(torch.float64) * weight, tensor.dtype
+            result = tensor.clone() if total is None else torch.maximum(result, tensor)
+            total = result
+        elif total is None:
+            result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            total = _scratch("total", tensor.numel()).copy_(tensor.reshape(-1)).mul_(weight)
         else:
-            result.add_(tensor, alpha=weight)
-    assert result is not None, "an aggregation needs at least one update"
-    return result.to(dtype)
+            _add(total, tensor.reshape(-1), weight)
+    assert total is not None, "an aggregation needs at least one update"
+    return result.copy_(total.view_as(result))
+
+
+def _add(total: torch.Tensor, tensor: torch.Tensor, weight: float) -> None:
+    """total += weight * tensor, a cache-sized piece at a time: torch would first convert the whole tensor to float64."""
+    for piece, addend in zip(total.split(PIECE), tensor.split(PIECE), strict=True):
+        piece.add_(_scratch("piece", len(addend)).copy_(addend), alpha=weight)
+
+
+def _scratch(name: str, count: int) -> torch.Tensor:
+    """Float64 memory that each thread uses again and again: fresh memory would cost more than the sum."""
+    held = getattr(_local, name, None)
+    if held is None or len(held) < count:
+        held = torch.empty(count, dtype=torch.float64)
+        setattr(_local, name, held)
+    return held[:count]
 
 
 def average(updates: Updates, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    """FedAvg eq. 2 over every tensor, running statistics included."""
+    """FedAvg eq. 2 over every tensor, running statistics included. Tensors are independent, so several are summed at once."""
     ordered = [weights[name] for name in updates.names]
-    return {key: weighted_sum(updates.each(key), ordered) for key in updates.keys()}
+    keys = list(updates.keys())
+    return dict(zip(keys, _threads().map(lambda key: weighted_sum(updates.each(key), ordered), keys), strict=True))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS)  # kept, so that their accumulators are
 
 
 def pooled_variance(updates: Updates, weights: Mapping[str, float], mean_key: str, variance_key: str) -> torch.Tensor:

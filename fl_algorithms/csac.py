@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Lt
 from torch import nn
 
 from fl_algorithms.aggregation import weighted_sum
@@ -29,7 +29,7 @@ FROZEN, PROJECTIONS = "frozen.", "projections."  # names in the silo's private s
 @dataclass(frozen=True)
 class CSACHyper(FedAvgHyper):
     optimizer: Annotated[Literal["adam", "sgd"], "local optimiser"] = "sgd"
-    lr: Annotated[float, Ge(0), "learning rate (paper: .01 for ResNet-18 and the MNIST CNN, .001 for AlexNet)"] = 0.01
+    lr: Annotated[float, Gt(0), "learning rate (paper: .01 for ResNet-18 and the MNIST CNN, .001 for AlexNet)"] = 0.01
     schedule: Annotated[Literal["cosine", "constant", "step"], "lr over the whole run, computed from the global round"] = "constant"
     momentum: Annotated[float, Ge(0), Lt(1), "SGD momentum"] = 0.5
     weight_decay: Annotated[float, Ge(0), "L2 penalty inside the optimiser"] = 0.0
@@ -67,23 +67,22 @@ class CSAC(FedAvg[CSACHyper]):
             raise Unusable("algorithm csac: needs at least 2 silos, found 1: there is nothing to fuse")
         if self.hyper.participants is not None:
             raise Unusable("hyper.participants: csac trains every silo in every round; leave it out")
-        if self.hyper.bn_buffers == "local":
+        if self.hyper.bn_buffers not in ("average", "frozen"):
             raise Unusable("hyper.bn_buffers: csac fuses every tensor, statistics included; use average or frozen")
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         if round == 0:
             return super().exchanges(round)
-        layout = self.uploaded(self.network)
         if round == 1:
-            return [Exchange("acquire", self.acquire, self.fuse, layout)]
-        return [Exchange("calibrate", self.train, self.fuse, layout)]
+            return [Exchange("acquire", self.acquire, self.fuse, self.upload)]
+        return [Exchange("calibrate", self.train, self.fuse, self.upload)]
 
     # ---- round 1: acquisition
 
     def acquire(self, silo: Silo) -> Update:
         """G^h: the silo's own model, trained with smoothed cross-entropy from the initial weights. A copy stays for ever."""
         hyper = self.hyper
-        model = self.load(silo.received[MODEL], silo.device).train()
+        model = self.received_model(silo)
         optimizer = make_optimizer(hyper.optimizer, model.parameters(), hyper.momentum, hyper.weight_decay)
         loss = fit(
             model, silo, optimizer, [hyper.lr] * hyper.acquisition_epochs, hyper.batch_size,
@@ -96,16 +95,19 @@ class CSAC(FedAvg[CSACHyper]):
 
     # ---- later rounds: calibration
 
-    def begin(self, model: nn.Module, silo: Silo) -> None:
+    def _thaw(self, silo: Silo) -> nn.Module:
+        """L^h, as round 1 left it."""
         frozen = {name.removeprefix(FROZEN): t for name, t in silo.private.items() if name.startswith(FROZEN)}
         if not frozen:
             raise Unusable(f"silo {silo.name}: its frozen model of round 1 is not on its volume; restore the volume or start a new run")
         if self._frozen is None:
-            self._frozen = self.build().to(memory_format=torch.channels_last).to(silo.device).eval().requires_grad_(False)
+            self._frozen = self.blank().to(memory_format=torch.channels_last).to(silo.device).eval().requires_grad_(False)
         self._frozen.load_state_dict(frozen)
+        return self._frozen
 
     def local_epochs(self, model: nn.Module, silo: Silo) -> float:
-        self._projections = self._build_projections(model, silo) if self.hyper.align == "layers" else None
+        frozen = self._thaw(silo)
+        self._projections = self._build_projections(frozen, silo) if self.hyper.align == "layers" else None
         loss = super().local_epochs(_WithProjections(model, self._projections), silo)
         if self._projections is not None and self.hyper.proj_persist:
             silo.private.update({PROJECTIONS + name: t.clone() for name, t in self._projections.state_dict().items()})
@@ -135,13 +137,10 @@ class CSAC(FedAvg[CSACHyper]):
         pairs = [alpha[i, j] * multi_kernel_mmd(x.flatten(1), y.flatten(1)) for i, x in enumerate(a) for j, y in enumerate(b)]
         return torch.stack(pairs).sum()
 
-    def _build_projections(self, model: nn.Module, silo: Silo) -> nn.ModuleDict:
+    def _build_projections(self, frozen: nn.Module, silo: Silo) -> nn.ModuleDict:
         """One convolution per layer and side to the size of the last adopted layer."""
         with torch.no_grad():
-            images = silo.train.images(torch.arange(min(2, len(silo.train))))
-            was_training = model.training
-            stages, _ = model.eval().forward_stages(images)
-            model.train(was_training)
+            stages, _ = frozen.forward_stages(silo.train.images(torch.arange(1)))
         size = stages[-1].shape[-1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(silo.seed, "projections", silo.name, 0 if self.hyper.proj_persist else silo.round))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -37,7 +38,7 @@ class FedAvgHyper:
     momentum: Annotated[float, Ge(0), Lt(1), "SGD momentum"] = 0.9
     weight_decay: Annotated[float, Ge(0), "L2 penalty inside the optimiser"] = 1e-4
     batch_size: Annotated[int, Ge(1), "images per step"] = 32
-    epochs: Annotated[int, Ge(1), "local epochs per round"] = 3
+    epochs: Annotated[int, Ge(0), "local epochs per round; 0 sends the received model back, to measure everything but training"] = 3
     steps_per_epoch: Annotated[int | None, Ge(1), "steps that count as an epoch; null: one pass over the silo's images"] = None
     label_smoothing: Annotated[float, Ge(0), Lt(1), "smoothing of the cross-entropy, as eps/C"] = 0.0
     weighting: Annotated[Literal["samples", "uniform"], "aggregation weight of a silo: n_k/N or 1/K"] = "samples"
@@ -61,7 +62,6 @@ class FedAvg(Generic[H]):
 
     def __init__(self, hyper: H, task: Task) -> None:
         self.hyper, self.task = hyper, task
-        self._network: nn.Module | None = None
 
     def refuse(self, silos: Sequence[str]) -> None:
         wanted = self.hyper.participants
@@ -71,7 +71,7 @@ class FedAvg(Generic[H]):
     def exchanges(self, round: int) -> Sequence[Exchange]:
         if round == 0:
             return [Exchange("join", self.join, self.initialise)]
-        return [Exchange("train", self.train, self.combine, self.uploaded(self.network))]
+        return [Exchange("train", self.train, self.combine, self.upload)]
 
     # ---- the network
 
@@ -80,12 +80,25 @@ class FedAvg(Generic[H]):
         task = self.task
         return build_model(task.backbone, task.classes, task.channels, task.image_size)
 
-    @property
+    @cached_property
     def network(self) -> nn.Module:
         """One network per process, whose weights every step replaces: building it again each round would cost more than loading."""
-        if self._network is None:
-            self._network = self.build().to(memory_format=torch.channels_last)
-        return self._network
+        return self.blank()
+
+    def blank(self) -> nn.Module:
+        """A network whose weights are about to be replaced."""
+        # A process that resumes builds it in another step than one that never stopped: dropout's stream must not notice.
+        with torch.random.fork_rng(devices=[]):
+            return self.build()
+
+    @cached_property
+    def upload(self) -> Layout:
+        """Which tensors of the network leave the silo, and what they must look like. Needs no memory for the network itself."""
+        with torch.device("meta"):
+            layout = layout_of(self.build().state_dict())
+        if self.hyper.bn_buffers == "local":
+            return {name: shape for name, shape in layout.items() if not _is_statistic(name)}
+        return layout
 
     def load(self, state: Tensors, device: torch.device) -> nn.Module:
         """The network with exactly this state."""
@@ -99,11 +112,10 @@ class FedAvg(Generic[H]):
         return model
 
     def predictor(self, received: Mapping[str, Tensors], device: torch.device) -> nn.Module:
-        model = self.load(received[MODEL], device).eval()
+        model = self.load(received[MODEL], device).to(memory_format=torch.channels_last).eval()
         if self.hyper.bn_buffers == "local":
             for module in _batch_norms(model):
                 module.train()  # there are no statistics for an unseen domain: use those of the evaluated batch
-                module.momentum = 0.0
         return model
 
     # ---- what a silo does
@@ -112,17 +124,22 @@ class FedAvg(Generic[H]):
         return Update()
 
     def train(self, silo: Silo) -> Update:
-        model = self.load(silo.received[MODEL], silo.device).train()
-        if self.hyper.bn_buffers == "frozen":
-            for module in _batch_norms(model):
-                module.eval()
+        model = self.received_model(silo)
         if self.hyper.bn_buffers == "local":
             self._restore_statistics(model, silo.private)
         loss = self.local_epochs(model, silo)
         state = model.state_dict()
         if self.hyper.bn_buffers == "local":
             silo.private.update({f"bn.{name}": state[name].clone() for name in state if _is_statistic(name)})
-        return Update({name: state[name] for name in self.uploaded(model)}, {"loss": loss})
+        return Update({name: state[name] for name in self.upload}, {"loss": loss})
+
+    def received_model(self, silo: Silo) -> nn.Module:
+        """The broadcast model in training mode, its BatchNorm statistics fixed where the hyper-parameters say so."""
+        model = self.load(silo.received[MODEL], silo.device).train()
+        if self.hyper.bn_buffers == "frozen":
+            for module in _batch_norms(model):
+                module.eval()
+        return model
 
     def local_epochs(self, model: nn.Module, silo: Silo) -> float:
         """E epochs of eq. 1 on the silo's images; returns the mean loss of the last."""
@@ -158,13 +175,6 @@ class FedAvg(Generic[H]):
     def before_step(self, model: nn.Module) -> None:
         """Called between backward and the optimiser's step."""
 
-    def uploaded(self, model: nn.Module) -> Layout:
-        """Which tensors of the network leave the silo, and what they must look like."""
-        layout = layout_of(model.state_dict())
-        if self.hyper.bn_buffers == "local":
-            return {name: shape for name, shape in layout.items() if not _is_statistic(name)}
-        return layout
-
     def _restore_statistics(self, model: nn.Module, private: Mapping[str, torch.Tensor]) -> None:
         for name, buffer in model.named_buffers():
             if f"bn.{name}" in private:
@@ -192,8 +202,9 @@ class FedAvg(Generic[H]):
         if self.hyper.bn_buffers == "pooled":
             for name in [name for name in model if name.endswith(RUNNING_VAR)]:
                 model[name] = pooled_variance(updates, weights, name.removesuffix(RUNNING_VAR) + RUNNING_MEAN, name)
-        kept = {name: tensor for name, tensor in server.parts[MODEL].items() if name not in model}
-        return Broadcast({MODEL: {**model, **kept}}, participants=self.sample(server), weights=weights)
+        if self.hyper.bn_buffers == "local":  # statistics that no silo sends stay as they were
+            model = {**server.parts[MODEL], **model}
+        return Broadcast({MODEL: model}, participants=self.sample(server), weights=weights)
 
     def sample(self, server: Server) -> Sequence[str] | None:
         """Participants of the next round: all, or `participants` of them drawn without replacement."""

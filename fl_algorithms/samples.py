@@ -49,5 +49,5 @@ class Samples:
     def batches(self, size: int, order: torch.Tensor | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Images and labels, `size` at a time, in the given order (default: as stored)."""
         order = torch.arange(len(self)) if order is None else order
-        for index in order.split(size):
+        for index in order.split(size) if len(order) else ():
             yield self.images(index), self.labels[index].to(self.device, non_blocking=True)

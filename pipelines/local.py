@@ -41,7 +41,8 @@ class LocalEngine:
 
     def __init__(self, values: Mapping[str, Any], folder: Path, view: View, at_once: int | None = None) -> None:
         self._values, self._folder, self._view, self._at_once = dict(values), folder.absolute(), view, at_once
-        self._workers = Workers(self._folder / "logs")
+        preload = [] if values.get("backbone", "small-cnn") == "small-cnn" else ["torchvision.models"]
+        self._workers = Workers(self._folder / "logs", preload)
         self._plan: dict[str, Any] = {}
         self._waiting: list[Job] = []
         self._outcomes: dict[tuple[str, str], Any] = {}
@@ -51,7 +52,7 @@ class LocalEngine:
     def run(self) -> dict[str, Any]:
         """The result, as written to result.json. Ends every process it started, whatever happens."""
         try:
-            self._plan = self._make_plan()
+            self.plan()
             self._threads, self._slots = self._share_cores(len(self._plan["silos"]))
             self._view.planned(self._plan)
             self._rounds()
@@ -64,14 +65,21 @@ class LocalEngine:
         finally:
             self._workers.stop()
 
-    def _make_plan(self) -> dict[str, Any]:
-        """In a process of its own that logs elsewhere: when the input is wrong, nothing must be in the run folder."""
+    def plan(self) -> dict[str, Any]:
+        """Check the input and lay out the run folder; `run` does so itself when nobody asked before.
+
+        In a process of its own that logs elsewhere: when the input is wrong, nothing must be in the run folder.
+        """
+        if self._plan:
+            return self._plan
         with tempfile.TemporaryDirectory(prefix="siloflow-") as elsewhere:
             logs, self._workers.logs = self._workers.logs, Path(elsewhere)
-            plan: dict[str, Any] = self._call(PLANNER, "plan", values=self._values, folder=str(self._folder))
-            self._workers.stop()
+            try:
+                self._plan = self._call(PLANNER, "plan", values=self._values, folder=str(self._folder))
+            finally:
+                self._workers.stop()
             self._workers.logs = logs
-        return plan
+        return self._plan
 
     def _share_cores(self, silos: int) -> tuple[int, int]:
         """Threads of a worker and how many work at once: never more threads than cores.
@@ -92,7 +100,7 @@ class LocalEngine:
             self._exchange(round, exchange, participants)
             broadcast = self._call(SERVER, "server", round=round, exchange=exchange)
             following = broadcast["following"]
-            if round > 0 and (following is None or following[0] > round):
+            if following is None or (following[0] > round > 0 and round % self._plan["spec"]["evaluate_every"] == 0):
                 self._count(round, broadcast["roster"])
             step, participants = following, broadcast["participants"]
 
@@ -134,12 +142,12 @@ class LocalEngine:
     def _give_work(self) -> None:
         """Most urgent first. The server's own steps are short and everybody waits for them, so they take no slot."""
         for job in sorted(self._waiting, key=lambda job: URGENCY[job.action]):
-            at_work = sum(self._workers.busy(name) for name in self._workers.running if name != SERVER)
+            at_work = sum(worker.computes for name, worker in self._workers.running.items() if name != SERVER)
             if self._workers.busy(job.worker) or (job.worker != SERVER and at_work >= self._slots):
                 continue
             self._waiting.remove(job)
-            federation = {"spec": self._plan["spec"], "run": self._plan["run"], "folder": str(self._folder)} if self._plan else None
-            self._workers.give(job, federation, cores() if job.worker == SERVER else self._threads)
+            federation = {**{key: self._plan[key] for key in ("spec", "run", "silos")}, "folder": str(self._folder)} if self._plan else None
+            self._workers.give(job, federation, self._threads)
 
     def _take(self, message: Message) -> None:
         if message.kind == "progress":

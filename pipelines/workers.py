@@ -6,16 +6,13 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 LOG_LINES = 5
-# glibc gives freed activations back to the kernel after every batch and faults them in again for the next
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(64 << 20)}
-
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -44,6 +41,7 @@ class Worker:
     connection: Connection
     job: Job | None = None
     since: float = 0.0
+    computes: bool = False  # not while it waits for the store
 
 
 @dataclass
@@ -51,12 +49,12 @@ class Workers:
     """One process per role. A role whose process died gets a new one with its next job."""
 
     logs: Path
+    preload: Sequence[str] = ()  # modules that every worker will need
     running: dict[str, Worker] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["components.worker", "pipelines.workers"])
-        os.environ.update({name: os.environ.get(name, value) for name, value in ALLOCATOR.items()})
+        context.set_forkserver_preload([*self.preload, "pipelines.nursery"])
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker then asks for its own number; no pool of idle threads before
 
     def busy(self, name: str) -> bool:
@@ -66,7 +64,7 @@ class Workers:
         if job.worker not in self.running:
             self._start(job.worker, federation, threads)
         worker = self.running[job.worker]
-        worker.job, worker.since = job, time.monotonic()
+        worker.job, worker.since, worker.computes = job, time.monotonic(), True
         try:
             worker.connection.send((job.action, job.arguments))
         except OSError:
@@ -94,7 +92,9 @@ class Workers:
                 yield Message(name, "died", job, self.bury(name))
                 continue
             if kind != "progress":
-                worker.job = None
+                worker.job, worker.computes = None, False
+            elif content["stage"] == "upload":
+                worker.computes = False
             yield Message(name, kind, job, content)
 
     def bury(self, name: str) -> str:

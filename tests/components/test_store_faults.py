@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
@@ -76,7 +75,7 @@ def filled_store(url: str, content: bytes) -> Store:
 
 
 def open_spools() -> int:
-    return sum("siloflow-spool" in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    return sum("siloflow-spool" in str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
 
 
 @pytest.mark.parametrize("fault", [0, 10, UNAVAILABLE], ids=["no answer", "half a status line", "503"])

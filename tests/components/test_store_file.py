@@ -70,7 +70,7 @@ def test_everything_is_synced_before_put_returns(tmp_path: Path, monkeypatch: py
     sync = os.fsync
 
     def recording(descriptor: int) -> None:
-        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(tmp_path)))
         sync(descriptor)
 
     store = open_store(str(tmp_path))
