@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,8 @@ def one_run(rounds: int, images: Path, log: Path) -> None:
     from pipelines.local import LocalEngine
 
     spec = {
-        "algorithm": "fedavg", "hyper": {"epochs": 0}, "dataset": {"name": "folder", "path": str(images), "image_size": 32}, "target": "target",
-        "backbone": "resnet-18", "rounds": rounds, "evaluate_every": rounds,
+        "algorithm": "fedavg", "hyper": {"epochs": 0}, "dataset": {"name": "folder", "path": str(images), "image_size": 32},
+        "target": "target", "backbone": "resnet-18", "rounds": rounds, "evaluate_every": rounds,
     }  # fmt: skip
     marks = Marks()
     LocalEngine(spec, log.parent / "run", marks).run()
@@ -73,7 +74,7 @@ def our_round(rounds: int, images: Path) -> dict[str, float]:
         seen = observe([sys.executable, "-m", "bench.exchange", "--child", str(log), "--rounds", str(rounds), "--images", str(images)])
         marks = json.loads(log.read_text())
         sizes = sum(path.stat().st_size for path in (Path(folder) / "run" / "store" / "global").rglob("*.safetensors"))
-    between = [b - a for a, b in zip(marks[1:-1], marks[2:-1], strict=False)]  # without the first, and without the final evaluation
+    between = [later - earlier for earlier, later in pairwise(marks[1:-1])]  # without the first, and without the final evaluation
     cpu = (seen.cpu_at(marks[-2]) - seen.cpu_at(marks[1])) / (len(marks) - 3)
     return {
         "seconds_per_round": statistics.median(between), "cpu_seconds_per_round": cpu, "peak_pss_mb": seen.peak_pss / 1e6,
@@ -85,7 +86,9 @@ def peer_round(rounds: int) -> dict[str, float] | None:
     python = Path(".peer/bin/python")
     if not PEER.exists() or not python.exists():
         return None
-    output = subprocess.run([python, PEER, "--rounds", str(rounds), "--silos", str(SILOS)], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [python, PEER, "--rounds", str(rounds), "--silos", str(SILOS)], capture_output=True, text=True, check=True
+    ).stdout
     return {key: value for key, value in json.loads(output).items() if isinstance(value, int | float)}
 
 

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -34,7 +35,7 @@ def observe(command: Sequence[str], every: float = 0.25) -> Observed:
             try:
                 times = process.cpu_times()
                 cpu[process.pid, process.create_time()] = times.user + times.system
-                with open(f"/proc/{process.pid}/smaps_rollup") as file:
+                with Path(f"/proc/{process.pid}/smaps_rollup").open() as file:
                     pss += next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
             except (psutil.Error, OSError, StopIteration):
                 continue

@@ -1,4 +1,4 @@
-"""How much of a bare `minio` client's throughput the s3 store keeps, on a MinIO server of its own on the loopback.
+"""How much of a bare `minio` client's throughput an exchange keeps, digests included, on a MinIO server on the loopback.
 
 Run from the repository: `python -m bench.s3`. Prints one JSON object; megabytes are 10^6 bytes, rates are medians.
 """
@@ -12,9 +12,11 @@ import statistics
 import time
 from collections.abc import Callable
 
+import torch
 from minio import Minio
 
 from components.store import Store, open_store
+from components.wire import Payload, encode
 from tests.minio_server import running_minio
 
 MODEL_BYTES = 46_800_000  # the tensors of a ResNet-18
@@ -36,11 +38,20 @@ def bare_get(client: Minio) -> None:
         response.release_conn()
 
 
-def our_get(store: Store) -> None:
-    found = store.fetch("ours", "model", limit=MODEL_BYTES)
+def our_put(store: Store, tensors: dict[str, torch.Tensor]) -> None:
+    """As a silo publishes: safetensors, content digest, put."""
+    store.put("ours", "model", encode(tensors).chunks)
+
+
+def our_get(store: Store, digest: str) -> None:
+    """As the server reads: fetch, compare the digest, map the tensors."""
+    found = store.fetch("ours", "model", limit=2 * MODEL_BYTES)
     if found is None:
         raise RuntimeError("nothing was put")
-    found.release()
+    with found:
+        if found.digest() != digest:
+            raise RuntimeError("the store changed the object")
+        Payload(found.path)
 
 
 def rates(actions: dict[str, Callable[[], None]]) -> dict[str, float]:
@@ -54,10 +65,11 @@ def rates(actions: dict[str, Callable[[], None]]) -> dict[str, float]:
     return {name: MODEL_BYTES / 1e6 / statistics.median(taken) for name, taken in seconds.items()}
 
 
-def main() -> None:
+def measure() -> dict[str, float]:
     content = os.urandom(MODEL_BYTES)
-    view = memoryview(content)
-    tensors = [view[start : start + TENSOR_BYTES] for start in range(0, MODEL_BYTES, TENSOR_BYTES)]
+    values = torch.frombuffer(bytearray(content), dtype=torch.float32)
+    tensors = {f"t{i:03}": piece for i, piece in enumerate(values.split(TENSOR_BYTES // 4))}
+    digest = encode(tensors).digest
     with running_minio() as server:
         os.environ.update(server.environment)
         store = open_store(f"s3://{server.endpoint}/bench")
@@ -66,15 +78,15 @@ def main() -> None:
         found = rates(
             {
                 "bare_put": lambda: bare_put(client, content),
-                "our_put": lambda: store.put("ours", "model", tensors),
+                "our_put": lambda: our_put(store, tensors),
                 "bare_get": lambda: bare_get(client),
-                "our_get": lambda: our_get(store),
+                "our_get": lambda: our_get(store, digest),
             }
         )
     report = {f"{name}_mb_s": round(rate, 1) for name, rate in found.items()}
     report |= {f"{way}_ratio": round(found[f"our_{way}"] / found[f"bare_{way}"], 3) for way in ("put", "get")}
-    print(json.dumps(report | {"object_bytes": MODEL_BYTES, "repetitions": REPETITIONS}))
+    return report | {"object_bytes": MODEL_BYTES, "repetitions": REPETITIONS}
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure()))

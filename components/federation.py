@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +29,11 @@ def resolve_hyper(algorithm: str, given: dict[str, Any]) -> dict[str, Any]:
     entry = ALGORITHMS[algorithm]
     hyper = entry.load().Hyper
     known = sorted(field.name for field in dataclasses.fields(hyper))
-    for name in given:
+    for name, value in given.items():
         if name not in known:
             raise InputError(f"unknown field 'hyper.{name}' of {algorithm}: {nearest(name, known)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"hyper.{name}: expected a finite number, found {value}")
     try:
         return dataclasses.asdict(TypeAdapter(hyper).validate_python({**entry.defaults, **given}))
     except ValidationError as error:
@@ -87,7 +90,8 @@ class Federation:
     @cached_property
     def task(self) -> Task:
         data = self.data
-        return Task(self.spec.backbone, len(data.classes), data.channels, data.image_size, data.mean, data.std, self.spec.weights)
+        spec, sources = self.spec, self.spec.sources or ()
+        return Task(spec.backbone, len(data.classes), data.channels, data.image_size, data.mean, data.std, spec.weights, len(sources))
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -101,7 +105,9 @@ class Federation:
     @cached_property
     def _rule(self) -> PartitionRule:
         rule = self.spec.partition
-        return PartitionRule(rule.rule, self.spec.silos_per_domain, rule.silos or len(self.spec.sources or ()), rule.alpha, rule.heterogeneity)
+        return PartitionRule(
+            rule.rule, self.spec.silos_per_domain, rule.silos or len(self.spec.sources or ()), rule.alpha, rule.heterogeneity
+        )
 
     # ---- the order of steps
 
@@ -131,9 +137,7 @@ class Federation:
     def shares(self, domains: Sequence[str]) -> dict[str, Share]:
         """Who has which image, as far as these domains tell. A silo with one domain needs no other's files."""
         images = {domain: self.data.domain(domain) for domain in domains}
-        splits = {
-            domain: split(one.labels, self.spec.validation, self.spec.seed, domain, one.groups) for domain, one in images.items()
-        }
+        splits = {domain: split(one.labels, self.spec.validation, self.spec.seed, domain, one.groups) for domain, one in images.items()}
         return partition(self._rule, splits, self.spec.seed)
 
     def share(self, silo: str) -> Share:
@@ -145,9 +149,10 @@ class Federation:
         """Images of these rows of these domains, on the training device."""
         rows = rows or {(self.spec.sources or ())[0]: []}
         sources = [(self.data.domain(domain), index) for domain, index in sorted(rows.items())]
-        return Samples(
-            [(images.pixels, images.labels, index) for images, index in sources], self.data.mean, self.data.std, self.device
-        )
+        order = [*sorted(self.spec.sources or ()), self.spec.target]
+        numbers = [order.index(domain) for domain in sorted(rows)]
+        parts = [(images.pixels, images.labels, index) for images, index in sources]
+        return Samples(parts, self.data.mean, self.data.std, self.device, numbers)
 
     @cached_property
     def target_samples(self) -> Samples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 GLOBAL, EVALUATOR = "global", "evaluator"
+SERVER = "server"  # as an author and as a role
 VALIDATE, EVALUATE = "validate", "evaluate"  # counts of right answers: on a silo's validation images, on the target domain
 
 

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from components.wire import Malformed
 
-SCHEMA = 1
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=200)]
 M = TypeVar("M", bound="Manifest")
@@ -17,7 +16,7 @@ M = TypeVar("M", bound="Manifest")
 class Manifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    schema_version: Literal[1] = SCHEMA
+    schema_version: Literal[1] = 1
     run: Name
     spec: Name  # digest of the resolved spec
     round: Annotated[int, Field(ge=0, le=1_000_000)]

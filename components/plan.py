@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def plan(values: dict[str, Any], folder: Path, report: Report) -> dict[str, Any]
     """Check everything that can be wrong before anything is trained or written, then lay out the run folder and the store."""
     spec = resolve(parse_spec(values))
     refuse_other_run(folder, spec)
-    federation = Federation(spec, folder.name, folder, "server")
+    federation = Federation(spec, folder.name, folder, layout.SERVER)
     weights = check_weights(federation)
     splits = deal(federation, report)
     _lay_out(federation, splits)
@@ -50,7 +51,8 @@ def refuse_other_run(folder: Path, spec: FederationSpec) -> None:
         theirs, ours = parse_spec(read_spec(stored)).model_dump(mode="json"), spec.model_dump(mode="json")
         for field, value in flat(ours).items():
             if flat(theirs).get(field) != value:
-                raise InputError(f"run folder {folder}: belongs to another spec: {field} is {flat(theirs).get(field)!r} there, {value!r} here; choose another --out")
+                found = f"{field} is {flat(theirs).get(field)!r} there, {value!r} here"
+                raise InputError(f"run folder {folder}: belongs to another spec: {found}; choose another --out")
     elif folder.is_dir() and any(path.name not in BEFORE_SPEC and not path.name.startswith(".") for path in folder.iterdir()):
         raise InputError(f"run folder {folder}: is not empty and holds no run; choose another --out")
 
@@ -79,7 +81,7 @@ def deal(federation: Federation, report: Report) -> dict[str, dict[str, dict[str
     domains = [*(spec.sources or ()), str(spec.target)]
     try:
         for domain in domains:
-            federation.data.domain(domain, lambda done, total, domain=domain: report(f"decode {domain}", done, total))
+            federation.data.domain(domain, partial(report, f"decode {domain}"))
         shares = federation.shares(spec.sources or ())
     except Unusable as error:
         raise InputError(str(error)) from None
@@ -92,7 +94,13 @@ def deal(federation: Federation, report: Report) -> dict[str, dict[str, dict[str
 def _lay_out(federation: Federation, splits: dict[str, Any]) -> None:
     spec = federation.spec
     images = {domain: federation.data.domain(domain).digest for domain in [*(spec.sources or ()), str(spec.target)]}
-    document = {"run": federation.run, "spec_digest": federation.digest, "spec": spec.model_dump(mode="json"), "images": images, "splits": splits}
+    document = {
+        "run": federation.run,
+        "spec_digest": federation.digest,
+        "spec": spec.model_dump(mode="json"),
+        "images": images,
+        "splits": splits,
+    }
     try:
         federation.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -106,6 +114,7 @@ def _lay_out(federation: Federation, splits: dict[str, Any]) -> None:
 
 
 # ---- the result
+
 
 def finish(role: Role) -> dict[str, Any]:
     """Read back what every round published, choose by the three rules, write result.json and the final model."""

@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 
 from components import layout
+from components.digest import file_digest
 from components.errors import StoreError
 from components.federation import Federation
 from components.guards import MANIFEST_LIMIT
 from components.manifest import BroadcastManifest, Inbox, Stored, UpdateManifest
 from components.store import ObjectTooLarge
 from components.store.file import FileStore
-from components.wire import Malformed, Payload, encode, file_digest
+from components.wire import Malformed, Payload, WrongDigest, encode
 from fl_algorithms.contract import Tensors
 
 KEPT_PARTS = 3  # maps of recent payloads: a model is validated and trained on without being read twice
@@ -27,7 +28,9 @@ def read_broadcast(federation: Federation, round: int, exchange: str) -> Broadca
         return None
     manifest = BroadcastManifest.decode(data)
     if (manifest.run, manifest.spec) != (federation.run, federation.digest):
-        raise StoreError(f"{federation.store.url}: broadcast of round {round} {exchange} belongs to another spec or run; use another run folder or store")
+        raise StoreError(
+            f"{federation.store.url}: broadcast of round {round} {exchange} belongs to another spec or run; use another run folder or store"
+        )
     return manifest
 
 
@@ -48,8 +51,8 @@ def open_payload(federation: Federation, bucket: str, key: str, stored: Stored) 
     if fetched is None:
         raise Malformed(f"payload {bucket}/{key}: expected {stored.bytes} bytes, found nothing")
     with fetched:
-        if fetched.size != stored.bytes or file_digest(fetched.path) != stored.digest:
-            raise Malformed(f"payload {bucket}/{key}: does not match the digest in its manifest")
+        if fetched.size != stored.bytes or fetched.digest() != stored.digest:
+            raise WrongDigest(f"payload {bucket}/{key}: does not match the digest in its manifest")
         return Payload(fetched.path)
 
 
@@ -119,10 +122,15 @@ class PrivateState:
         return dict(Payload(path))
 
     def save(self, round: int, position: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replaces what an earlier attempt at this step saved: where sums are not repeated bit for bit, that is another file."""
         if tensors:
-            encoded = encode(tensors)
+            encoded, step = encode(tensors), f"{round:06}.{position:02}"
+            name = f"{step}.{encoded.digest[7:39]}.safetensors"
             self._files.prepare([self._folder.name])
-            self._files.put(self._folder.name, f"{round:06}.{position:02}.{encoded.digest[7:39]}.safetensors", encoded.chunks)
+            self._files.put(self._folder.name, name, encoded.chunks)
+            for path in self._saved():
+                if path.name.startswith(step) and path.name != name:
+                    path.unlink(missing_ok=True)
 
     def prune(self) -> None:
         """The state a repeated step starts from and the one it made are needed; older ones are not."""
@@ -130,4 +138,8 @@ class PrivateState:
             path.unlink(missing_ok=True)
 
     def _saved(self) -> list[Path]:
-        return sorted(Path(entry.path) for entry in os.scandir(self._folder) if not entry.name.startswith(".")) if self._folder.is_dir() else []
+        return (
+            sorted(Path(entry.path) for entry in os.scandir(self._folder) if not entry.name.startswith("."))
+            if self._folder.is_dir()
+            else []
+        )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from components.manifest import BroadcastManifest, Inbox, Part, Rejection, Store
 from components.received import open_payload, read_broadcast
 from components.silo import Clock, Role, nothing_yet
 from components.store import ObjectTooLarge
-from components.wire import Malformed, Payload, encode
+from components.wire import Malformed, Payload, WrongDigest, encode
 from fl_algorithms.contract import Broadcast, Server, Tensors
 from fl_algorithms.errors import Unusable
 from fl_algorithms.fedavg import MODEL
@@ -88,7 +89,9 @@ def collect(role: Role, round: int, exchange: str, previous: BroadcastManifest, 
 
     def look(silo: str) -> tuple[UpdateManifest, Payload | None] | Rejected | None:
         try:
-            return _checked(federation, silo, Expected(federation.run, federation.digest, round, exchange, upload, previous.roster.get(silo)), parts)
+            return _checked(
+                federation, silo, Expected(federation.run, federation.digest, round, exchange, upload, previous.roster.get(silo)), parts
+            )
         except Rejected as error:
             return error
 
@@ -111,7 +114,9 @@ def _one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)[:300]
 
 
-def _checked(federation: Federation, silo: str, expected: Expected, parts: Mapping[str, Tensors]) -> tuple[UpdateManifest, Payload | None] | None:
+def _checked(
+    federation: Federation, silo: str, expected: Expected, parts: Mapping[str, Tensors]
+) -> tuple[UpdateManifest, Payload | None] | None:
     bucket, (payload_key, manifest_key) = layout.silo_bucket(silo), layout.update_keys(federation.run, expected.round, expected.exchange)
     try:
         data = federation.store.get(bucket, manifest_key, MANIFEST_LIMIT)
@@ -123,7 +128,7 @@ def _checked(federation: Federation, silo: str, expected: Expected, parts: Mappi
             return manifest, None
         payload = open_payload(federation, bucket, payload_key, manifest.payload)
     except Malformed as error:
-        raise Rejected("digest" if "digest" in str(error) else "malformed", str(error)) from None
+        raise Rejected("digest" if isinstance(error, WrongDigest) else "malformed", str(error)) from None
     except ObjectTooLarge as error:
         raise Rejected("size", str(error)) from None
     check_tensors(payload, manifest, expected)
@@ -157,7 +162,13 @@ def publish_broadcast(
         personal[name] = (round, exchange)
         for silo, tensors in sorted(by_silo.items()):
             inboxes.setdefault(silo, {})[name] = _put_part(federation, round, exchange, name, silo, tensors)
-    common = {"run": federation.run, "spec": federation.digest, "round": round, "exchange": exchange, "author": "server"}
+    common: dict[str, Any] = {
+        "run": federation.run,
+        "spec": federation.digest,
+        "round": round,
+        "exchange": exchange,
+        "author": layout.SERVER,
+    }
     for silo, stored_parts in inboxes.items():
         inbox = Inbox(**common, parts=stored_parts)
         federation.store.put(layout.silo_bucket(silo), layout.inbox_key(federation.run, round, exchange), [inbox.encode()])

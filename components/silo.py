@@ -25,6 +25,7 @@ from fl_algorithms.evaluation import Counts, count
 from fl_algorithms.randomness import stream_seed
 from fl_algorithms.samples import Samples
 
+
 @dataclass
 class Role:
     """A process's place in the federation: who it is and what it has already opened. Lives as long as the process."""
@@ -62,7 +63,6 @@ class Clock:
         self._last = now
 
 
-
 def silo_step(role: Role, round: int, exchange: str) -> UpdateManifest:
     """Read the broadcast before this step, compute, keep what is private, publish the rest."""
     federation, done = role.federation, read_update(role.federation, role.name, round, exchange)
@@ -73,13 +73,24 @@ def silo_step(role: Role, round: int, exchange: str) -> UpdateManifest:
     if before is not None:
         manifest = read_broadcast(federation, *before)
         if manifest is None:
-            raise DeadlineError(f"server: its broadcast of round {before[0]} {before[1]} is not in {federation.store.url}; round {round} cannot start")
+            raise DeadlineError(
+                f"server: its broadcast of round {before[0]} {before[1]} is not in {federation.store.url}; round {round} cannot start"
+            )
         received = role.received(manifest, role.name)
     position = [e.name for e in federation.algorithm.exchanges(round)].index(exchange)
     private = role.private.before(round, position)
     torch.manual_seed(stream_seed(federation.spec.seed, "step", role.name, round, exchange))  # dropout draws from the global stream
     silo = Silo(
-        role.name, round, federation.spec.rounds, federation.spec.seed, federation.device, role.samples("train"), received, private, role.report
+        role.name,
+        round,
+        federation.spec.rounds,
+        federation.spec.seed,
+        federation.device,
+        role.samples("train"),
+        received,
+        private,
+        role.report,
+        role.samples("validation") if len(role.samples("validation")) else None,
     )
     clock.lap("read")
     try:
@@ -128,11 +139,19 @@ def _retire(role: Role, *steps: tuple[int, str]) -> None:
 
 def nothing_yet(federation: Federation) -> BroadcastManifest:
     return BroadcastManifest(
-        run=federation.run, spec=federation.digest, round=0, exchange="none", author="server", parts={}, roster={}, participants=federation.silos
+        run=federation.run,
+        spec=federation.digest,
+        round=0,
+        exchange="none",
+        author=layout.SERVER,
+        parts={},
+        roster={},
+        participants=federation.silos,
     )
 
 
 # ---- counting right answers
+
 
 def validate_step(role: Role, round: int) -> UpdateManifest:
     """The round's global model on this silo's validation images; only counts leave."""
@@ -162,5 +181,3 @@ def _count_step(role: Role, round: int, name: str, samples: Callable[[], Samples
         used = range(max(1, round - federation.spec.evaluate_every + 1), round + 1)
         _retire(role, *((number, exchange.name) for number in used for exchange in federation.algorithm.exchanges(number)))
     return publish_update(role, round, name, Update({}, metrics), counts.total, received.bytes, clock)
-
-

@@ -39,7 +39,7 @@ class PartitionSpec(Strict):
 
     rule: Annotated[
         Literal["domain", "dirichlet", "greedy", "lambda"],
-        Field(description="domain: each silo has one domain; dirichlet, lambda: domains mixed over silos; greedy: silos given to the largest domains"),
+        Field(description="domain: one domain a silo; greedy: the same, large domains get more silos; dirichlet, lambda: domains mixed"),
     ] = "domain"
     silos: Annotated[int | None, Field(ge=1, le=10_000, description="number of silos, for every rule but `domain`")] = None
     alpha: Annotated[float, Field(gt=0, description="dirichlet: concentration; small is heterogeneous")] = 0.5
@@ -61,11 +61,19 @@ class FederationSpec(Strict):
     validation: Annotated[float, Field(gt=0, lt=1, description="share of a source domain kept for validation")] = 0.1
     evaluate_every: Annotated[int, Field(ge=1, description="rounds between two evaluations; the last round is always evaluated")] = 1
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where silos train")] = "auto"
-    threads: Annotated[int | None, Field(ge=1, description="CPU threads of a silo; null: cores / silos. Part of the result: sums in another order differ in the last bits")] = None
+    threads: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="CPU threads of a silo; null: cores / silos. Sums in another order differ in the last bits",
+        ),
+    ] = None
     store: Annotated[str | None, Field(description="exchange store, file:///dir or s3://host/prefix; null: inside the run folder")] = None
     deadline: Annotated[float, Field(gt=0, description="seconds a silo has for one exchange")] = 3600.0
     quorum: Annotated[float, Field(gt=0, le=1, description="share of the participants whose accepted update a round needs")] = 1.0
-    norm_bound: Annotated[float | None, Field(gt=0, description="largest L2 norm of an update's difference from the global model; null: any")] = None
+    norm_bound: Annotated[
+        float | None, Field(gt=0, description="largest L2 norm of an update's difference from the global model; null: any")
+    ] = None
 
     @field_validator("dataset", mode="before")
     @classmethod
@@ -84,17 +92,20 @@ class FederationSpec(Strict):
 
 # ---- reading
 
+
 def read_spec(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, or an InputError that says what is wrong with the file."""
     try:
         if path.stat().st_size > MAX_SPEC_BYTES:
             raise InputError(f"spec {path}: {path.stat().st_size} bytes, expected at most {MAX_SPEC_BYTES}; is this the right file?")
         text = path.read_bytes().decode("utf-8")
-        values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        values = _read_yaml(text)
     except OSError as error:
         raise InputError(f"spec {path}: cannot be read ({error.strerror}); `siloflow init` writes an example") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"spec {path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}") from None
+        raise InputError(
+            f"spec {path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        ) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
@@ -103,6 +114,20 @@ def read_spec(path: Path) -> dict[str, Any]:
         found = "nothing" if values is None else f"a {type(values).__name__}"
         raise InputError(f"spec {path}: expected a mapping of fields, found {found}; `siloflow init` writes an example")
     return values
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Without aliases: a few lines of them stand for gigabytes, or for themselves."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="an alias (*name); write the value out", problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+
+def _read_yaml(text: str) -> Any:
+    # not the C loader: it overflows the stack on deeply nested text, and that ends the process
+    return yaml.load(text, Loader=_PlainLoader)
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -121,8 +146,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Iterable[str]) -> dict
             place[parent] = inner if isinstance(inner, dict) else {}
             place = place[parent]
         try:
-            place[last] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            place[last] = _read_yaml(value)
+        except (yaml.YAMLError, RecursionError, ValueError):
             raise InputError(f"--set {text}: the value is not valid YAML") from None
         if isinstance(place[last], str):
             place[last] = _number_or_text(place[last])
@@ -173,4 +198,8 @@ def explain(error: ValidationError, model: Any, prefix: str = "") -> str:
         return f"unknown field '{where}': {nearest(str(first['loc'][-1]), sorted(owner.model_fields))}"
     found = str(first["input"])
     reason = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {reason[:1].lower() + reason[1:]}, found {found[:80]!r}" if first["type"] != "missing" else f"{where}: missing; it is required"
+    return (
+        f"{where}: {reason[:1].lower() + reason[1:]}, found {found[:80]!r}"
+        if first["type"] != "missing"
+        else f"{where}: missing; it is required"
+    )

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import nn
 
+from fl_algorithms.models import Network
 from fl_algorithms.samples import Samples
 
 Tensors = Mapping[str, torch.Tensor]
@@ -46,6 +47,7 @@ class Task:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     weights: str | None = None
+    domains: int = 1  # source domains; `Samples.domains` counts them from 0
 
 
 @dataclass
@@ -97,6 +99,7 @@ class Silo:
     received: Mapping[str, Tensors]  # parts in force; read from the store when first looked at
     private: dict[str, torch.Tensor]  # stays on the silo's own volume; saved with the step, never published
     report: Report  # report(stage, done, total, loss=None): cheap, call it every batch
+    validation: Samples | None = None  # held back from training; None where a silo has none
 
 
 @dataclass
@@ -134,6 +137,10 @@ class Algorithm(Protocol):
         ...
 
     def exchanges(self, round: int) -> Sequence[Exchange]: ...
+
+    def build(self) -> Network:
+        """A new network with random weights, as it is exchanged."""
+        ...
 
     def predictor(self, received: Mapping[str, Tensors], device: torch.device) -> nn.Module:
         """The global model, ready for evaluation: images -> logits."""

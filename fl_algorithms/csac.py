@@ -7,7 +7,7 @@ aligned with those of the silo's frozen model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -20,6 +20,7 @@ from fl_algorithms.contract import Broadcast, Exchange, Server, Silo, Task, Upda
 from fl_algorithms.errors import Unusable
 from fl_algorithms.fedavg import MODEL, FedAvg, FedAvgHyper
 from fl_algorithms.losses import cross_entropy, layer_attention, multi_kernel_mmd
+from fl_algorithms.models import Network
 from fl_algorithms.randomness import stream_seed
 from fl_algorithms.training import fit, make_optimizer
 
@@ -54,11 +55,11 @@ class CSAC(FedAvg[CSACHyper]):
 
     Hyper: ClassVar[type] = CSACHyper
     paper: ClassVar[str] = "Yuan et al., IEEE TKDE 2023, arXiv:2110.06736"
-    leaves_silo: ClassVar[str] = "the trained model (all parameters and BatchNorm statistics), the number of training images, the mean training loss; the frozen model and the projections stay"
+    leaves_silo: ClassVar[str] = FedAvg.leaves_silo + "; the frozen model and the projections stay"
 
     def __init__(self, hyper: CSACHyper, task: Task) -> None:
         super().__init__(hyper, task)
-        self._frozen: nn.Module | None = None
+        self._frozen: Network | None = None
         self._projections: nn.ModuleDict | None = None
 
     def refuse(self, silos: Sequence[str]) -> None:
@@ -95,30 +96,37 @@ class CSAC(FedAvg[CSACHyper]):
 
     # ---- later rounds: calibration
 
-    def _thaw(self, silo: Silo) -> nn.Module:
+    def _thaw(self, silo: Silo) -> Network:
         """L^h, as round 1 left it."""
         frozen = {name.removeprefix(FROZEN): t for name, t in silo.private.items() if name.startswith(FROZEN)}
         if not frozen:
             raise Unusable(f"silo {silo.name}: its frozen model of round 1 is not on its volume; restore the volume or start a new run")
         if self._frozen is None:
-            self._frozen = self.blank().to(memory_format=torch.channels_last).to(silo.device).eval().requires_grad_(False)
+            self._frozen = self.blank().to(silo.device).eval().requires_grad_(False)
         self._frozen.load_state_dict(frozen)
         return self._frozen
 
-    def local_epochs(self, model: nn.Module, silo: Silo) -> float:
+    def begin(self, model: Network, silo: Silo) -> None:
         frozen = self._thaw(silo)
         self._projections = self._build_projections(frozen, silo) if self.hyper.align == "layers" else None
-        loss = super().local_epochs(_WithProjections(model, self._projections), silo)
+
+    def trained(self, model: Network) -> Iterator[nn.Parameter]:
+        yield from super().trained(model)
+        if self._projections is not None:
+            yield from self._projections.parameters()
+
+    def local_epochs(self, model: Network, silo: Silo) -> float:
+        loss = super().local_epochs(model, silo)
         if self._projections is not None and self.hyper.proj_persist:
             silo.private.update({PROJECTIONS + name: t.clone() for name, t in self._projections.state_dict().items()})
         return loss
 
-    def loss(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, silo: Silo) -> torch.Tensor:
+    def loss(self, model: Network, images: torch.Tensor, labels: torch.Tensor, silo: Silo) -> torch.Tensor:
         """L_CB = CE + lambda L_AL, eq. 10."""
-        network, hyper = model.network, self.hyper
+        hyper = self.hyper
         if hyper.align == "none" or len(labels) < 2:
-            return cross_entropy(network(images), labels)
-        stages, logits = network.forward_stages(images)
+            return cross_entropy(model(images), labels)
+        stages, logits = model.forward_stages(images)
         assert self._frozen is not None
         with torch.no_grad():
             frozen_stages, frozen_logits = self._frozen.forward_stages(images)
@@ -130,21 +138,23 @@ class CSAC(FedAvg[CSACHyper]):
         assert self._projections is not None
         a = [self._projections[f"fused{i}"](x) for i, x in enumerate(fused)]
         b = [self._projections[f"local{i}"](x) for i, x in enumerate(local)]
-        if self.hyper.attention:
-            alpha = layer_attention(a, b)
-        else:
-            alpha = torch.full((len(a), len(b)), 1.0 / len(b), device=a[0].device)
+        alike = torch.full((len(a), len(b)), 1.0 / len(b), device=a[0].device)
+        alpha = layer_attention(a, b) if self.hyper.attention else alike
         pairs = [alpha[i, j] * multi_kernel_mmd(x.flatten(1), y.flatten(1)) for i, x in enumerate(a) for j, y in enumerate(b)]
         return torch.stack(pairs).sum()
 
-    def _build_projections(self, frozen: nn.Module, silo: Silo) -> nn.ModuleDict:
+    def _build_projections(self, frozen: Network, silo: Silo) -> nn.ModuleDict:
         """One convolution per layer and side to the size of the last adopted layer."""
         with torch.no_grad():
             stages, _ = frozen.forward_stages(silo.train.images(torch.arange(1)))
         size = stages[-1].shape[-1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(silo.seed, "projections", silo.name, 0 if self.hyper.proj_persist else silo.round))
-            modules = {f"{side}{i}": projection(stage, self.hyper.proj_channels, size) for side in ("fused", "local") for i, stage in enumerate(stages)}
+            modules = {
+                f"{side}{i}": projection(stage, self.hyper.proj_channels, size)
+                for side in ("fused", "local")
+                for i, stage in enumerate(stages)
+            }
         projections = nn.ModuleDict(modules).to(silo.device).requires_grad_(self.hyper.proj_trainable)
         stored = {n.removeprefix(PROJECTIONS): t for n, t in silo.private.items() if n.startswith(PROJECTIONS)}
         if stored and self.hyper.proj_persist:
@@ -158,17 +168,6 @@ class CSAC(FedAvg[CSACHyper]):
         fused = {key: weighted_sum(updates.each(key), weights[key]) for key in updates.keys()}
         mean = [sum(column) / len(weights) for column in zip(*weights.values(), strict=True)]
         return Broadcast({MODEL: fused}, participants=self.sample(server), weights=dict(zip(updates.names, mean, strict=True)))
-
-
-class _WithProjections(nn.Module):
-    """The network together with the projections, so that one optimiser trains both."""
-
-    def __init__(self, network: nn.Module, projections: nn.Module | None) -> None:
-        super().__init__()
-        self.network, self.projections = network, projections
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.network(images)
 
 
 def projection(stage: torch.Tensor, channels: int, size: int) -> nn.Conv2d:
@@ -208,7 +207,9 @@ def fusion_weights(distance: Sequence[float], strategy: str) -> list[float]:
     return [d / total for d in distance]
 
 
-def layer_weights(updates: Updates, strategy: str = "divergence", metric: str = "l2", granularity: str = "tensor") -> dict[str, list[float]]:
+def layer_weights(
+    updates: Updates, strategy: str = "divergence", metric: str = "l2", granularity: str = "tensor"
+) -> dict[str, list[float]]:
     """Weight of each silo for each tensor; with granularity `module`, the tensors of a module share the sum of their distances."""
     by_key = {key: distances(updates, key, metric) for key in updates.keys()}
     if granularity == "module":

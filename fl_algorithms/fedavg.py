@@ -5,7 +5,7 @@ The other algorithms override parts of this class. Equation numbers: arXiv 2410.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -18,7 +18,7 @@ from fl_algorithms.aggregation import average, normalised, pooled_variance
 from fl_algorithms.contract import Broadcast, Exchange, Layout, Server, Silo, Task, Tensors, Update, Updates, layout_of
 from fl_algorithms.errors import Unusable
 from fl_algorithms.losses import cross_entropy
-from fl_algorithms.models import build_model, load_weights
+from fl_algorithms.models import Network, build_model, load_weights
 from fl_algorithms.randomness import stream, stream_seed
 from fl_algorithms.training import fit, learning_rate, make_optimizer, optimizer_slots, restore_slots
 
@@ -44,7 +44,7 @@ class FedAvgHyper:
     weighting: Annotated[Literal["samples", "uniform"], "aggregation weight of a silo: n_k/N or 1/K"] = "samples"
     bn_buffers: Annotated[
         Literal["average", "pooled", "local", "frozen"],
-        "BatchNorm statistics: averaged; pooled by the law of total variance; never uploaded (evaluation then uses batch statistics); never updated",
+        "BatchNorm statistics: averaged; pooled by total variance; never uploaded (evaluation uses batch statistics); never updated",
     ] = "average"
     persist_optimizer: Annotated[bool, "keep the optimiser's slots on the silo between rounds"] = False
     participants: Annotated[int | None, Ge(1), "silos drawn at random each round; null: all"] = None
@@ -58,7 +58,9 @@ class FedAvg(Generic[H]):
 
     Hyper: ClassVar[type] = FedAvgHyper
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, arXiv:1602.05629"
-    leaves_silo: ClassVar[str] = "the trained model (all parameters and BatchNorm statistics), the number of training images, the mean training loss"
+    leaves_silo: ClassVar[str] = (
+        "the trained model (all parameters and BatchNorm statistics), the number of training images, the mean training loss"
+    )
 
     def __init__(self, hyper: H, task: Task) -> None:
         self.hyper, self.task = hyper, task
@@ -75,17 +77,17 @@ class FedAvg(Generic[H]):
 
     # ---- the network
 
-    def build(self) -> nn.Module:
+    def build(self) -> Network:
         """A new network with random weights. Override to add modules that are exchanged with it."""
         task = self.task
         return build_model(task.backbone, task.classes, task.channels, task.image_size)
 
     @cached_property
-    def network(self) -> nn.Module:
+    def network(self) -> Network:
         """One network per process, whose weights every step replaces: building it again each round would cost more than loading."""
         return self.blank()
 
-    def blank(self) -> nn.Module:
+    def blank(self) -> Network:
         """A network whose weights are about to be replaced."""
         # A process that resumes builds it in another step than one that never stopped: dropout's stream must not notice.
         with torch.random.fork_rng(devices=[]):
@@ -100,7 +102,7 @@ class FedAvg(Generic[H]):
             return {name: shape for name, shape in layout.items() if not _is_statistic(name)}
         return layout
 
-    def load(self, state: Tensors, device: torch.device) -> nn.Module:
+    def load(self, state: Tensors, device: torch.device) -> Network:
         """The network with exactly this state."""
         model = self.network.to(device)
         own = model.state_dict()
@@ -133,21 +135,22 @@ class FedAvg(Generic[H]):
             silo.private.update({f"bn.{name}": state[name].clone() for name in state if _is_statistic(name)})
         return Update({name: state[name] for name in self.upload}, {"loss": loss})
 
-    def received_model(self, silo: Silo) -> nn.Module:
+    def received_model(self, silo: Silo) -> Network:
         """The broadcast model in training mode, its BatchNorm statistics fixed where the hyper-parameters say so."""
-        model = self.load(silo.received[MODEL], silo.device).train()
+        model = self.load(silo.received[MODEL], silo.device)
+        model.train()
         if self.hyper.bn_buffers == "frozen":
             for module in _batch_norms(model):
                 module.eval()
         return model
 
-    def local_epochs(self, model: nn.Module, silo: Silo) -> float:
+    def local_epochs(self, model: Network, silo: Silo) -> float:
         """E epochs of eq. 1 on the silo's images; returns the mean loss of the last."""
         hyper = self.hyper
-        optimizer = make_optimizer(hyper.optimizer, model.parameters(), hyper.momentum, hyper.weight_decay)
+        self.begin(model, silo)
+        optimizer = make_optimizer(hyper.optimizer, self.trained(model), hyper.momentum, hyper.weight_decay)
         if hyper.persist_optimizer:
             restore_slots(optimizer, silo.private)
-        self.begin(model, silo)
         loss = fit(
             model, silo, optimizer, self.rates(silo.round, silo.rounds), hyper.batch_size,
             lambda images, labels: self.loss(model, images, labels, silo),
@@ -166,16 +169,20 @@ class FedAvg(Generic[H]):
             for e in range(hyper.epochs)
         ]
 
-    def begin(self, model: nn.Module, silo: Silo) -> None:
+    def trained(self, model: Network) -> Iterator[nn.Parameter]:
+        """What the optimiser moves."""
+        yield from model.parameters()
+
+    def begin(self, model: Network, silo: Silo) -> None:
         """Called with the received model before the first step of a round."""
 
-    def loss(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, silo: Silo) -> torch.Tensor:
+    def loss(self, model: Network, images: torch.Tensor, labels: torch.Tensor, silo: Silo) -> torch.Tensor:
         return cross_entropy(model(images), labels, self.hyper.label_smoothing)
 
-    def before_step(self, model: nn.Module) -> None:
+    def before_step(self, model: Network) -> None:
         """Called between backward and the optimiser's step."""
 
-    def _restore_statistics(self, model: nn.Module, private: Mapping[str, torch.Tensor]) -> None:
+    def _restore_statistics(self, model: Network, private: Mapping[str, torch.Tensor]) -> None:
         for name, buffer in model.named_buffers():
             if f"bn.{name}" in private:
                 buffer.copy_(private[f"bn.{name}"])
@@ -216,7 +223,7 @@ class FedAvg(Generic[H]):
         return sorted(names[i] for i in order[:wanted].tolist())
 
 
-def _batch_norms(model: nn.Module) -> list[Any]:
+def _batch_norms(model: Network) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 

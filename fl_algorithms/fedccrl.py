@@ -15,7 +15,6 @@ from typing import Annotated, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
-from torch import nn
 
 from fl_algorithms.augment import channel_statistics, sample_beta, transfer_style
 from fl_algorithms.augmix import AugMix
@@ -23,6 +22,7 @@ from fl_algorithms.contract import Broadcast, Exchange, Server, Silo, Task, Tens
 from fl_algorithms.errors import Unusable
 from fl_algorithms.fedavg import FedAvg, FedAvgHyper
 from fl_algorithms.losses import cross_entropy, jensen_shannon, supervised_contrastive
+from fl_algorithms.models import Network
 from fl_algorithms.randomness import stream
 
 POOL = "pool"
@@ -52,7 +52,8 @@ class FedCCRL(FedAvg[FedCCRLHyper]):
     Hyper: ClassVar[type] = FedCCRLHyper
     paper: ClassVar[str] = "Wang et al. 2024, arXiv:2410.11267"
     leaves_silo: ClassVar[str] = (
-        FedAvg.leaves_silo + "; per round, the channel means and deviations of ceil(r n) images (24 bytes an RGB image), shown shuffled to the other silos"
+        FedAvg.leaves_silo
+        + "; per round, the channel means and deviations of ceil(r n) images (24 bytes an RGB image), shown shuffled to the other silos"
     )
 
     def __init__(self, hyper: FedCCRLHyper, task: Task) -> None:
@@ -67,7 +68,9 @@ class FedCCRL(FedAvg[FedCCRLHyper]):
     def refuse(self, silos: Sequence[str]) -> None:
         super().refuse(silos)
         if len(silos) < 2 or self.hyper.participants == 1:
-            raise Unusable("algorithm fedccrl: needs at least 2 silos a round, found 1: a lone silo has no foreign statistics to learn from")
+            raise Unusable(
+                "algorithm fedccrl: needs at least 2 silos a round, found 1: a lone silo has no foreign statistics to learn from"
+            )
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         steps = list(super().exchanges(round))
@@ -104,7 +107,7 @@ class FedCCRL(FedAvg[FedCCRLHyper]):
 
     # ---- exchange `train`
 
-    def begin(self, model: nn.Module, silo: Silo) -> None:
+    def begin(self, model: Network, silo: Silo) -> None:
         self._views = stream(silo.seed, "views", silo.name, silo.round)
         pool = silo.received.get(POOL)
         self._pool = (pool["mean"].to(silo.device), pool["std"].to(silo.device)) if pool is not None else None
@@ -130,7 +133,7 @@ class FedCCRL(FedAvg[FedCCRLHyper]):
             pixels = (pixels * 255).to(torch.int64).bitwise_and(255).to(images.dtype) / 255
         return (self._augmix(pixels.clamp(0, 1), self._views) - mean) / std
 
-    def loss(self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, silo: Silo) -> torch.Tensor:
+    def loss(self, model: Network, images: torch.Tensor, labels: torch.Tensor, silo: Silo) -> torch.Tensor:
         """L_CLS + lambda1 L_RA + lambda2 L_JS, gradients through all three views.
 
         Three forwards, not one of 3B: each view has its own batch statistics, as in the paper's code.

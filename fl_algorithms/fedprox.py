@@ -11,6 +11,7 @@ from torch import nn
 
 from fl_algorithms.contract import Silo, Task
 from fl_algorithms.fedavg import FedAvg, FedAvgHyper
+from fl_algorithms.models import Network
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class FedProx(FedAvg[FedProxHyper]):
         super().__init__(hyper, task)
         self._received: list[torch.Tensor] = []
 
-    def begin(self, model: nn.Module, silo: Silo) -> None:
+    def begin(self, model: Network, silo: Silo) -> None:
         # a copy: the live parameters move, the reference must stay this round's broadcast
         self._received = [parameter.detach().clone() for parameter in model.parameters()]
 
-    def before_step(self, model: nn.Module) -> None:
+    def before_step(self, model: Network) -> None:
         add_proximal_gradient(list(model.parameters()), self._received, self.hyper.mu)
 
 
@@ -43,4 +44,4 @@ def add_proximal_gradient(parameters: list[nn.Parameter], received: list[torch.T
     pairs = [(p, r) for p, r in zip(parameters, received, strict=True) if p.grad is not None]
     with torch.no_grad():
         difference = torch._foreach_sub([p for p, _ in pairs], [r for _, r in pairs])
-        torch._foreach_add_([p.grad for p, _ in pairs], difference, alpha=mu)
+        torch._foreach_add_([p.grad for p, _ in pairs if p.grad is not None], difference, alpha=mu)

@@ -7,9 +7,12 @@ crash, on another machine or in another order draws the same numbers.
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def stream_seed(seed: int, *purpose: str | int) -> int:
@@ -23,6 +26,8 @@ def stream_seed(seed: int, *purpose: str | int) -> int:
 
 def stream(seed: int, *purpose: str | int) -> torch.Generator:
     """A CPU generator for this stream. Draw on the CPU and move: the numbers are then the same on every device."""
+    import torch  # here: data sets are listed and opened by processes that have no other use for it
+
     return torch.Generator().manual_seed(stream_seed(seed, *purpose))
 
 

@@ -18,6 +18,7 @@ class Samples:
         mean: Sequence[float],
         std: Sequence[float],
         device: torch.device,
+        numbers: Sequence[int] | None = None,  # of the sources among all source domains of the federation
     ) -> None:
         with warnings.catch_warnings():  # the maps are read-only on purpose; nothing here writes to them
             warnings.filterwarnings("ignore", message=".*not writable.*")
@@ -25,6 +26,7 @@ class Samples:
         self._rows = torch.cat([torch.as_tensor(np.asarray(rows, dtype=np.int64)) for _, _, rows in sources])
         self._source = torch.cat([torch.full((len(rows),), i) for i, (_, _, rows) in enumerate(sources)])
         self.labels = torch.cat([torch.as_tensor(labels[rows], dtype=torch.int64) for _, labels, rows in sources])
+        self.domains = torch.tensor(numbers if numbers is not None else range(len(sources)))[self._source]  # of each row, like `labels`
         self.device = device
         # (x / 255 - mean) / std as one multiply-add
         self._scale = (1.0 / (255.0 * torch.tensor(std, device=device))).view(1, -1, 1, 1)

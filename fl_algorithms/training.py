@@ -15,7 +15,9 @@ from fl_algorithms.contract import Silo
 from fl_algorithms.randomness import stream
 
 
-def learning_rate(base: float, schedule: str, epoch: int, epochs: int, round: int, milestones: tuple[int, ...] = (), decay: float = 0.1) -> float:
+def learning_rate(
+    base: float, schedule: str, epoch: int, epochs: int, round: int, milestones: tuple[int, ...] = (), decay: float = 0.1
+) -> float:
     """Learning rate of global epoch `epoch` (0-based, counted over all rounds) of `epochs`.
 
     It never depends on what the silo did before, so a silo that was absent or restarted is not behind the others.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 
 def main() -> None:
-    from pipelines.cli import app
+    try:
+        from pipelines.cli import app
 
-    app()
+        app()
+    except KeyboardInterrupt:  # before or after the commands' own handling
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

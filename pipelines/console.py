@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class PlainView:
         self._console.print(text, soft_wrap=True)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Worker:
     stage: str = ""
     done: int = 0
@@ -107,9 +108,10 @@ class LiveView:
     def __init__(self, console: Console, title: str) -> None:
         self._console, self._title, self._track = console, title, Track()
         self._workers: dict[str, Worker] = {}
-        self._exchange, self._since, self.seconds = "", time.monotonic(), 0.0
+        self._since, self.seconds = time.monotonic(), 0.0
         self._spinner = Spinner("dots", Text("preparing", style="dim"))
         self._live: Live | None = None
+        self._lock = threading.Lock()  # rich draws from a thread of its own
 
     def __enter__(self) -> LiveView:
         self._live = Live(
@@ -123,27 +125,27 @@ class LiveView:
             self._live.stop()
 
     def planned(self, plan: Mapping[str, Any]) -> None:
-        self._workers = {name: Worker() for name in [*plan["silos"], SERVER, EVALUATOR]}
-        self._track.plan, self._since = plan, time.monotonic()
+        with self._lock:
+            self._workers = {name: Worker() for name in [*plan["silos"], SERVER, EVALUATOR]}
+            self._track.plan, self._since = plan, time.monotonic()
 
     def began(self, round: int, exchange: str, participants: Sequence[str]) -> None:
-        self._track.began(round)
-        self._exchange = exchange
+        with self._lock:
+            self._track.began(round)
 
     def progress(self, worker: str, stage: str, done: int, total: int, rate: float, loss: float | None) -> None:
         if worker == PLANNER:
             self._spinner.update(text=Text(f"{stage} {done}/{total}", style="dim"))
             return
-        now = self._workers[worker]
-        now.stage, now.done, now.total, now.rate = stage, done, total, rate
-        now.loss = loss if loss is not None and math.isfinite(loss) else now.loss
+        with self._lock:
+            known = loss if loss is not None and math.isfinite(loss) else self._workers[worker].loss
+            self._workers[worker] = Worker(stage, done, total, rate, known)
 
     def done(self, worker: str, action: str, outcome: Mapping[str, Any]) -> None:
-        self._track.done(worker, action, outcome)
-        if worker in self._workers:
-            now = self._workers[worker]
-            now.stage, now.total = "", 0
-            now.loss = outcome.get("metrics", {}).get("loss", now.loss)
+        with self._lock:
+            self._track.done(worker, action, outcome)
+            if worker in self._workers:
+                self._workers[worker] = Worker(loss=outcome.get("metrics", {}).get("loss", self._workers[worker].loss))
 
     def warn(self, message: str) -> None:
         self._console.print(Text(f"warning: {message}", style="yellow"), soft_wrap=True)
@@ -155,19 +157,20 @@ class LiveView:
     # ---- drawing
 
     def render(self) -> RenderableType:
-        plan = self._track.plan
-        if not plan:
-            return self._spinner
-        heading = Text.assemble((f"{self._title}  ", "bold cyan"), describe(plan), no_wrap=True, overflow="ellipsis")
-        # the silos come last: of what does not fit on the screen, rich cuts off the end
-        return Group(heading, self._rounds(), self._accuracy(), self._silos())
+        with self._lock:
+            plan = self._track.plan
+            if not plan:
+                return self._spinner
+            heading = Text.assemble((f"{self._title}  ", "bold cyan"), describe(plan), no_wrap=True, overflow="ellipsis")
+            # the silos come last: of what does not fit on the screen, rich cuts off the end
+            return Group(heading, self._rounds(), self._accuracy(), self._silos())
 
     def _rounds(self) -> RenderableType:
         total, closed = self._track.plan["spec"]["rounds"], sum(entry.seconds is not None for entry in self._track.rounds.values())
         left = self._track.remaining()
         row = Table.grid(padding=(0, 2))
         note = Text(f"{clock(left)} left" if left is not None else "first round", style="dim")
-        row.add_row(f"round {min(len(self._track.rounds), total)}/{total}", ProgressBar(total, closed, width=40), note)
+        row.add_row(f"round {min(len(self._track.rounds), total)}/{total}", bar(closed, total, 40), note)
         return row
 
     def _accuracy(self) -> RenderableType:
@@ -191,8 +194,12 @@ class LiveView:
             table.add_row(
                 Text(f"  {name}", style="" if now.stage else "dim"),
                 Text(now.stage or "waiting", style="" if now.stage else "dim"),
-                ProgressBar(max(now.total, 1), now.done, width=16) if training else "",
+                bar(now.done, now.total, 16) if training else "",
                 f"{now.rate:,.0f} img/s" if training and now.rate else "",
                 Text(f"loss {decimal(now.loss)}" if now.loss is not None else "", style="dim"),
             )
         return table
+
+
+def bar(done: int, total: int, width: int) -> ProgressBar:
+    return ProgressBar(max(total, 1), done, width=width, complete_style="cyan", finished_style="green")

@@ -12,7 +12,13 @@ from pydantic.fields import FieldInfo
 
 from components.spec import FederationSpec
 
-EXAMPLE: dict[str, Any] = {"algorithm": "fedccrl", "dataset": {"name": "styled-digits"}, "rounds": 10}
+EXAMPLE: dict[str, Any] = {
+    "algorithm": "fedccrl",
+    "hyper": {"epochs": 2},
+    "dataset": {"name": "styled-digits"},
+    "target": "paper",
+    "rounds": 6,
+}
 HYPER_EXAMPLE: dict[str, Any] = {"lr": 0.001, "epochs": 3, "batch_size": 32}  # every algorithm has these
 
 HEADER = """\

@@ -7,6 +7,7 @@ the business of `components`. The processes meet in the store, exactly as they w
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -72,13 +73,18 @@ class LocalEngine:
         """
         if self._plan:
             return self._plan
-        with tempfile.TemporaryDirectory(prefix="siloflow-") as elsewhere:
-            logs, self._workers.logs = self._workers.logs, Path(elsewhere)
-            try:
-                self._plan = self._call(PLANNER, "plan", values=self._values, folder=str(self._folder))
-            finally:
-                self._workers.stop()
+        elsewhere, defect = Path(tempfile.mkdtemp(prefix="siloflow-")), False
+        logs, self._workers.logs = self._workers.logs, elsewhere
+        try:
+            self._plan = self._call(PLANNER, "plan", values=self._values, folder=str(self._folder))
+        except SiloflowError as error:
+            defect = error.exit_code == SiloflowError.exit_code
+            raise
+        finally:
+            self._workers.stop()
             self._workers.logs = logs
+            if not defect:  # the message of a defect names the log
+                shutil.rmtree(elsewhere, ignore_errors=True)
         return self._plan
 
     def _share_cores(self, silos: int) -> tuple[int, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import gc
 
-import torch._dynamo  # the first step of an optimiser imports it: 1.2 s, here once instead of in every worker
+import torch._dynamo  # noqa: F401  the first step of an optimiser imports it: 1.2 s, here once instead of in every worker
 
-import components.worker
+import components.worker  # noqa: F401
 import pipelines.workers  # noqa: F401
 
 gc.collect()

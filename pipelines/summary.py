@@ -41,12 +41,12 @@ def print_summary(console: Console, runs: Sequence[Outcome], folder: Path) -> No
         ("model", f"{main.result['digest']}  (SHA-256)"),
         ("run folder", str(folder)),
         ("show again", f"siloflow resume {shlex.quote(str(folder))}"),
-        ("next", "siloflow init  writes a spec to edit;  siloflow algorithms  lists what can be run"),
+        ("next", "siloflow init (a spec to edit), siloflow algorithms (what there is)"),
     ]
     if main.result["rejected"]:
         rejected = main.result["rejected"]
         reasons = ", ".join(sorted({f"{item['silo']} ({item['reason']})" for item in rejected}))
-        rows.insert(0, ("rejected", f"{len(rejected)} updates, never averaged: {reasons}"))
+        rows.insert(0, ("rejected", f"{len(rejected)}, never averaged: {reasons}"))
     for name, value in rows:
         console.print(Text.assemble((f"{name:>12}  ", "dim"), value), soft_wrap=True)
 
@@ -63,7 +63,7 @@ def _accuracies(runs: Sequence[Outcome]) -> Table:
         table.add_row(label, *(percent(run.result["accuracy"][rule]) for run in runs), style=style)
     table.add_section()
     table.add_row("rounds", *(str(run.result["rounds"]) for run in runs), style="dim")
-    table.add_row("time", *(f"{run.seconds:.1f} s" for run in runs), style="dim")
+    table.add_row("time of this call", *(f"{run.seconds:.1f} s" for run in runs), style="dim")
     for way, label in (("up", "uploaded"), ("down", "downloaded")):
         table.add_row(label, *(megabytes(run.result["bytes"][way]) for run in runs), style="dim")
     return table
@@ -80,9 +80,9 @@ def describe(plan: Mapping[str, Any]) -> str:
 
 def weights_of(plan: Mapping[str, Any]) -> str:
     """No weight file means an untrained network, which must be said: accuracies of the literature start from ImageNet."""
-    return (
-        "weights: random initialisation" if plan["weights"] == "random" else f"weights: {plan['spec']['weights']} ({plan['weights'][:12]})"
-    )
+    if plan["weights"] == "random":
+        return "weights: random initialisation"
+    return f"weights: {plan['spec']['weights']} (SHA-256 {plan['weights'][:12]})"
 
 
 def ending(result: Mapping[str, Any], seconds: float) -> str:

@@ -8,11 +8,13 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 LOG_LINES = 5
+
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -71,6 +73,7 @@ class Workers:
             pass  # it died this instant: `messages` reports it
 
     def _start(self, name: str, federation: dict[str, Any] | None, threads: int) -> None:
+        _start_nursery()
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe()
         log = str(self.logs / f"{name}.log")
@@ -123,6 +126,16 @@ class Workers:
             worker.process.join()
             worker.connection.close()
         self.running.clear()
+
+
+def _start_nursery() -> None:
+    """With SIGINT blocked for good: a Ctrl-C while it still imports torch must not make it print a trace."""
+    resource_tracker.ensure_running()  # first, since it unblocks the signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _become(connection: Connection, name: str, log: str, threads: int, federation: dict[str, Any] | None) -> None:

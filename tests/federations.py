@@ -11,12 +11,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from components import plan
+from components import layout, plan
 from components.federation import Federation
 from components.manifest import BroadcastManifest
 from components.server import server_step
 from components.silo import Role, evaluate_step, silo_step, validate_step
 from components.spec import FederationSpec
+from components.wire import Payload
 from fl_algorithms.contract import Server, Silo, Task, Tensors
 from fl_algorithms.randomness import numpy_stream
 from fl_algorithms.samples import Samples
@@ -49,7 +50,15 @@ def values(pictures: Path, algorithm: str = "fedavg", hyper: Mapping[str, Any] |
     """A spec as a user would write it."""
     dataset = {"name": "folder", "path": str(pictures), "image_size": SIZE}
     quick = {"epochs": 1, "batch_size": 16, **QUICK.get(algorithm, {})}
-    return {"algorithm": algorithm, "dataset": dataset, "target": TARGET, "rounds": 2, "device": "cpu", "hyper": {**quick, **(hyper or {})}, **fields}
+    return {
+        "algorithm": algorithm,
+        "dataset": dataset,
+        "target": TARGET,
+        "rounds": 2,
+        "device": "cpu",
+        "hyper": {**quick, **(hyper or {})},
+        **fields,
+    }
 
 
 class Run:
@@ -128,6 +137,19 @@ class Run:
     def stored(self, suffix: str = "") -> list[Path]:
         """The objects in the exchange store."""
         return sorted(path for path in (self.folder / "store").rglob(f"*{suffix}") if path.is_file())
+
+
+Start = Callable[..., Run]
+
+
+def global_model(run: Run, round: int) -> Payload:
+    """What the server broadcast as the result of this round."""
+    folder = run.folder / "store" / layout.GLOBAL / layout.step_key(run.name, round, run.federation.last_exchange(round))
+    return Payload(folder / "model.safetensors")
+
+
+def update_file(run: Run, silo: str, round: int, exchange: str) -> Path:
+    return run.folder / "store" / layout.silo_bucket(silo) / layout.update_keys(run.name, round, exchange)[0]
 
 
 class Uploads:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Protocol
 from urllib.parse import unquote
 
+from components.digest import file_digest
 from components.errors import InputError
 
 SMALL_OBJECT = 16 * 2**20
@@ -40,6 +41,10 @@ class Fetched:
     path: Path
     size: int
     spool: IO[bytes] | None = None  # a private copy, gone when closed
+    known_digest: str = ""  # computed while it was received
+
+    def digest(self) -> str:
+        return self.known_digest or file_digest(self.path)
 
     def release(self) -> None:
         if self.spool:

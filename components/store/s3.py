@@ -22,7 +22,9 @@ from minio.error import S3Error, ServerError
 from urllib3.exceptions import ProtocolError
 from urllib3.response import BaseHTTPResponse
 
+from components.digest import Hashing
 from components.errors import InputError, StoreError
+from components.layout import SERVER
 from components.store import SMALL_OBJECT, Fetched, ObjectTooLarge, byte_views, checked_bucket, checked_key
 from components.store.access import RoleKeys, parse_address, trusted_certificates
 from components.store.faults import FAULTS, diagnosis
@@ -47,6 +49,8 @@ class S3Store:
         self.retries = 0
         self._prefix = address.prefix
         self._attempts = _attempts()
+        # The server maps every silo's update at once: on disk they are not its memory.
+        self._spool_in_memory = role != SERVER
         self._keys = RoleKeys(address.url, role)
         # urllib3's own retries are off: they would not be counted, and do not cover the body of an answer.
         pool = urllib3.PoolManager(
@@ -91,12 +95,25 @@ class S3Store:
 
     def fetch(self, bucket: str, key: str, limit: int) -> Fetched | None:
         try:
-            return self._download("fetch", bucket, key, limit, _spool)
+            return self._download("fetch", bucket, key, limit, self._spool)
         except OSError as error:
             raise StoreError(
                 f"{self.url}: fetch {bucket}/{key} failed on this machine: {error.strerror or error}; "
                 "check its free memory and the free space of its temporary folder"
             ) from None
+
+    def _spool(self, response: BaseHTTPResponse, size: int) -> Fetched:
+        file, path = _spool_file(self._spool_in_memory)
+        try:
+            with Hashing() as hashing:
+                for block in _body(response, size):
+                    hashing.add(block)
+                    file.write(block)
+            file.flush()
+        except BaseException:
+            file.close()
+            raise
+        return Fetched(path, size, file, hashing.digest)
 
     def size(self, bucket: str, key: str) -> int | None:
         name = self._name(bucket, key)
@@ -227,21 +244,10 @@ def _body(response: BaseHTTPResponse, size: int) -> Iterator[bytes]:
         raise ProtocolError(f"answer of {received} instead of {size} bytes")
 
 
-def _spool(response: BaseHTTPResponse, size: int) -> Fetched:
-    file, path = _spool_file()
-    try:
-        file.writelines(_body(response, size))
-        file.flush()
-    except BaseException:
-        file.close()
-        raise
-    return Fetched(path, size, file)
-
-
-def _spool_file() -> tuple[IO[bytes], Path]:
-    """In memory on Linux: a busy disk cannot slow it down, and a killed process leaves nothing behind."""
+def _spool_file(in_memory: bool) -> tuple[IO[bytes], Path]:
+    """Nameless on Linux, so that a killed process leaves nothing behind; in memory, where a busy disk cannot slow it down."""
     if hasattr(os, "memfd_create"):
-        file = os.fdopen(os.memfd_create("siloflow-spool"), "wb")
+        file = os.fdopen(os.memfd_create("siloflow-spool"), "wb") if in_memory else tempfile.TemporaryFile()  # noqa: SIM115
         return file, Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
     named = tempfile.NamedTemporaryFile(prefix="siloflow-spool-")  # noqa: SIM115
     return named, Path(named.name)

@@ -1,0 +1,52 @@
+# `make run` and `make test` need nothing but Python 3.10+ (and Go, for the S3 tests): they set up everything else themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONUNBUFFERED := 1
+
+.PHONY: run test lint types pytest minio bench-exchange clean
+
+run: .venv/.run
+	@$(BIN)/siloflow run $(ARGS)
+
+test: .venv/.test lint types minio pytest
+
+lint: .venv/.test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: .venv/.test
+	@$(BIN)/mypy
+
+# Two test processes, one thread each: what the machine of a CI run has.
+pytest: .venv/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# The S3 tests run on a real MinIO, built once from source and cached outside the repository. Without Go they are skipped, loudly.
+minio:
+	@tests/get-minio > /dev/null || [ $$? -eq 3 ]
+
+bench-exchange: .venv/.test minio .peer/.installed
+	@$(BIN)/python -m bench.exchange
+
+# ---- set-up
+
+.venv/.run: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "siloflow needs Python 3.10 or newer; set PYTHON=..." >&2; exit 2; }
+	@echo "setting up .venv (the first time this downloads torch: some minutes)" >&2
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.test: pyproject.toml .venv/.run
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# What rounds are measured against; never installed beside the product.
+.peer/.installed:
+	@echo "setting up .peer with Flower's simulation engine" >&2
+	@$(PYTHON) -m venv .peer
+	@.peer/bin/pip install --quiet --disable-pip-version-check 'flwr[simulation]>=1.20,<2' psutil
+	@touch $@
+
+clean:
+	rm -rf .venv .peer build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,78 @@
+"""What a server step adds to the server's memory, in models, for 3 to 50 silos with a ResNet-18: `python -m bench.server_memory`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+SILOS = (3, 10, 25, 50)
+
+
+def pss() -> int:
+    """Memory of this process in bytes, file pages it has mapped included."""
+    with Path("/proc/self/smaps_rollup").open() as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+
+
+def server_step_growth(silos: int, folder: Path) -> dict[str, Any]:
+    """Publish one update per silo with the product's own code, then watch this process during the server step."""
+    import torch
+
+    from components import layout
+    from components.federation import Federation, resolve
+    from components.server import server_step
+    from components.silo import Clock, Role, publish_update
+    from components.spec import parse_spec
+    from fl_algorithms.contract import Update
+
+    torch.set_num_threads(1)
+    values = {"algorithm": "fedavg", "backbone": "resnet-18", "silos_per_domain": -(-silos // 3), "dataset": "styled-digits", "rounds": 1}
+    federation = Federation(resolve(parse_spec(values)), "memory", folder, layout.SERVER)
+    names = federation.silos[:silos]
+    federation.silos = names
+    federation.store.prepare([layout.GLOBAL, *map(layout.silo_bucket, names)])
+    state = federation.algorithm.build().state_dict()
+    for name in names:
+        silo = Role(federation, name)
+        publish_update(silo, 0, "join", Update(), 10, 0, Clock())
+        publish_update(silo, 1, "train", Update(state), 10, 0, Clock())
+    model = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    del state
+    server = Role(federation, layout.SERVER)
+    server_step(server, 0, "join")
+    before, peak, stop = pss(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not stop.is_set():
+            peak = max(peak, pss())
+            time.sleep(0.002)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started = time.monotonic()
+    server_step(server, 1, "train")
+    seconds = time.monotonic() - started
+    stop.set()
+    watcher.join()
+    return {"silos": len(names), "models": round((peak - before) / model, 2), "seconds": round(seconds, 2)}
+
+
+def measure() -> list[dict[str, Any]]:
+    """Each number of silos in a process of its own."""
+    found = []
+    for silos in SILOS:
+        with tempfile.TemporaryDirectory(prefix="siloflow-bench-") as folder:
+            command = [sys.executable, "-m", "bench.server_memory", str(silos), folder]
+            found.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(server_step_growth(int(sys.argv[1]), Path(sys.argv[2])) if len(sys.argv) > 2 else measure()))

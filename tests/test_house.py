@@ -1,0 +1,124 @@
+"""The rules of the house that no single module can break unnoticed."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fl_algorithms.registry import ALGORITHMS
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {"fl_algorithms": set(), "components": {"fl_algorithms"}, "pipelines": {"components", "fl_algorithms"}}
+NOT_IN_THE_SCIENCE = {"pydantic", "minio", "yaml", "typer", "rich", "kfp", "kubernetes", "prometheus_client"}
+SERIALISERS_THAT_RUN_CODE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+LONGEST_FILE = 400
+MODULES = sorted(path.relative_to(ROOT) for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+NAMES = [str(path) for path in MODULES]
+
+
+def tree(module: Path) -> ast.Module:
+    return ast.parse((ROOT / module).read_text(encoding="utf-8"))
+
+
+def imported(module: Path) -> Iterator[str]:
+    """Top-level packages that the module imports anywhere, also inside functions and by name."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative imports hide which package is meant"
+            yield str(node.module).split(".")[0]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("import_module", "__import__"):
+            first = node.args[0]
+            text = first.values[0] if isinstance(first, ast.JoinedStr) else first
+            if isinstance(text, ast.Constant):
+                yield str(text.value).split(".")[0]
+
+
+def test_the_walk_sees_the_packages() -> None:
+    assert {path.parts[0] for path in MODULES} == set(MAY_IMPORT)
+    assert "torch" in set(imported(Path("fl_algorithms/fedavg.py")))
+    assert "fl_algorithms" in set(imported(Path("fl_algorithms/registry.py")))
+
+
+@pytest.mark.parametrize("module", MODULES, ids=NAMES)
+def test_imports_point_one_way(module: Path) -> None:
+    others = set(MAY_IMPORT) - {module.parts[0]}
+    assert set(imported(module)) & others <= MAY_IMPORT[module.parts[0]]
+    assert "tests" not in set(imported(module))
+
+
+@pytest.mark.parametrize("module", [path for path in MODULES if path.parts[0] == "fl_algorithms"], ids=str)
+def test_the_science_knows_nothing_of_stores_and_clusters(module: Path) -> None:
+    assert not set(imported(module)) & NOT_IN_THE_SCIENCE
+
+
+@pytest.mark.parametrize("module", MODULES, ids=NAMES)
+def test_nothing_is_read_that_could_run_code(module: Path) -> None:
+    assert not set(imported(module)) & SERIALISERS_THAT_RUN_CODE
+    for node in ast.walk(tree(module)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        assert called not in ("eval", "exec", "yaml.unsafe_load", "yaml.full_load"), f"{module}:{node.lineno}"
+        if called == "torch.load":
+            options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert options.get("weights_only") == "True", f"{module}:{node.lineno}"
+        if called in ("np.load", "numpy.load"):
+            assert "allow_pickle" not in {keyword.arg for keyword in node.keywords}, f"{module}:{node.lineno}"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=NAMES)
+def test_files_stay_short_and_say_what_they_are(module: Path) -> None:
+    source = (ROOT / module).read_text(encoding="utf-8")
+    assert len(source.splitlines()) < LONGEST_FILE
+    if source.strip():
+        assert ast.get_docstring(tree(module)), f"{module}: no docstring"
+        assert "from __future__ import annotations" in source
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_explains_itself(name: str) -> None:
+    entry = ALGORITHMS[name]
+    cls = entry.load()
+    assert entry.summary
+    assert cls.__doc__
+    assert "arXiv" in cls.paper or "http" in cls.paper
+    assert "model" in cls.leaves_silo
+    assert dataclasses.is_dataclass(cls.Hyper)
+    hyper = cls.Hyper(**entry.defaults)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        hyper.lr = 1.0
+    hints = typing.get_type_hints(cls.Hyper, include_extras=True)
+    for field in dataclasses.fields(cls.Hyper):
+        described = [text for text in getattr(hints[field.name], "__metadata__", ()) if isinstance(text, str)]
+        assert len(described) == 1, field.name
+        assert len(described[0]) > 5, field.name
+        assert field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING, field.name
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Top-level packages in a fresh interpreter that has imported these modules."""
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*{name.split('.')[0] for name in sys.modules})"
+    answer = subprocess.run([sys.executable, "-c", code, *modules], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return set(answer.stdout.split())
+
+
+def test_the_process_that_drives_a_run_never_loads_torch() -> None:
+    """`nursery` is loaded by the process that workers are forked from, and by nothing else."""
+    modules = [".".join(path.with_suffix("").parts) for path in MODULES if path.parts[0] == "pipelines" and path.stem != "nursery"]
+    assert {"pipelines.cli", "pipelines.local"} <= set(modules)
+    assert not loaded_by(*modules) & {"torch", "torchvision", "sklearn", "scipy", "matplotlib", "kfp"}
+
+
+def test_a_silo_on_one_machine_never_loads_the_s3_client() -> None:
+    loaded = loaded_by("components.worker")
+    assert "torch" in loaded
+    assert not loaded & {"minio", "urllib3", "sklearn", "scipy", "matplotlib", "kfp", "typer", "rich"}
