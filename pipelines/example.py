@@ -16,7 +16,6 @@ EXAMPLE: dict[str, Any] = {
     "algorithm": "fedccrl",
     "hyper": {"epochs": 2},
     "dataset": {"name": "styled-digits"},
-    "target": "paper",
     "rounds": 6,
 }
 HYPER_EXAMPLE: dict[str, Any] = {"lr": 0.001, "epochs": 3, "batch_size": 32}  # every algorithm has these

@@ -98,11 +98,13 @@ class Run:
         return found
 
     def exchange(self, round: int, name: str, participants: Sequence[str]) -> BroadcastManifest:
-        """One exchange and, after the last of a round, the counting; the silos in the order given."""
+        """One exchange and, where it ends a round that is evaluated, the counting; the silos in the order given."""
         for silo in participants:
             silo_step(self.role(silo), round, name)
         broadcast = server_step(self.role("server"), round, name)
-        if round > 0 and name == self.federation.last_exchange(round):
+        spec = self.federation.spec
+        evaluated = round == spec.rounds or (round > 0 and round % spec.evaluate_every == 0)
+        if evaluated and name == self.federation.last_exchange(round):
             for silo in broadcast.roster:
                 validate_step(self.role(silo), round)
             evaluate_step(self.role("evaluator"), round)

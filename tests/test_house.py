@@ -93,9 +93,8 @@ def test_every_algorithm_explains_itself(name: str) -> None:
     assert "arXiv" in cls.paper or "http" in cls.paper
     assert "model" in cls.leaves_silo
     assert dataclasses.is_dataclass(cls.Hyper)
-    hyper = cls.Hyper(**entry.defaults)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        hyper.lr = 1.0
+        entry.load().Hyper(**entry.defaults).lr = 1.0
     hints = typing.get_type_hints(cls.Hyper, include_extras=True)
     for field in dataclasses.fields(cls.Hyper):
         described = [text for text in getattr(hints[field.name], "__metadata__", ()) if isinstance(text, str)]
@@ -104,10 +103,17 @@ def test_every_algorithm_explains_itself(name: str) -> None:
         assert field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING, field.name
 
 
+LIST_LOADED = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(*{name.split(".")[0] for name in sys.modules})
+"""
+
+
 def loaded_by(*modules: str) -> set[str]:
     """Top-level packages in a fresh interpreter that has imported these modules."""
-    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\nprint(*{name.split('.')[0] for name in sys.modules})"
-    answer = subprocess.run([sys.executable, "-c", code, *modules], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run([sys.executable, "-c", LIST_LOADED, *modules], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     return set(answer.stdout.split())
 
 

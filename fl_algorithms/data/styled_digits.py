@@ -30,7 +30,8 @@ Style = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def open_styled_digits() -> DataSet:
-    return DataSet("styled-digits", tuple(STYLES), CLASSES, SIZE, 3, IMAGENET_MEAN, IMAGENET_STD, _source)
+    domains = tuple(reversed(STYLES))  # the last is the target where a spec names none
+    return DataSet("styled-digits", domains, CLASSES, SIZE, 3, IMAGENET_MEAN, IMAGENET_STD, _source)
 
 
 def _source(domain: str) -> Source:

@@ -14,7 +14,7 @@ import torch
 from components import layout
 from components.errors import QuorumError
 from components.guards import Expected, Rejected, check_manifest, is_finite
-from components.manifest import Rejection, UpdateManifest
+from components.manifest import Rejection, Stored, UpdateManifest
 from components.server import server_step
 from components.silo import silo_step
 from components.wire import Payload, model_digest
@@ -172,15 +172,8 @@ def test_the_size_limit_counts_rows_by_the_sample_count() -> None:
     shapes = {"a": TensorShape(torch.float32, (None, 3)), "b": TensorShape(torch.int64, ())}
     expected = Expected("run", "spec", 1, "train", shapes, 10)
     assert expected.most_bytes(10) - expected.most_bytes(0) == 10 * 3 * 4
-    manifest = UpdateManifest(
-        run="run",
-        spec="spec",
-        round=1,
-        exchange="train",
-        author="ash",
-        samples=10,
-        payload={"bytes": expected.most_bytes(10) + 1, "digest": ""},
-    )
+    too_much = Stored(bytes=expected.most_bytes(10) + 1, digest="")
+    manifest = UpdateManifest(run="run", spec="spec", round=1, exchange="train", author="ash", samples=10, payload=too_much)
     with pytest.raises(Rejected) as caught:
         check_manifest(manifest, "ash", expected)
     assert caught.value.reason == "size"

@@ -90,9 +90,10 @@ def test_a_pool_holds_the_statistics_of_the_others_only(start: Start) -> None:
     assert buckets == [layout.silo_bucket(silo) for silo in run.silos]
 
 
+@pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize(("algorithm", "hyper"), [("fedavg", {}), ("fedccrl", {}), ("fedavg", {"participants": 1}), ("csac", {})])
-def test_raw_updates_are_gone_when_the_server_has_used_them(start: Start, algorithm: str, hyper: dict[str, Any]) -> None:
-    run = start(algorithm, hyper, rounds=3)
+def test_raw_updates_are_gone_when_the_server_has_used_them(start: Start, algorithm: str, hyper: dict[str, Any], every: int) -> None:
+    run = start(algorithm, hyper, rounds=3, evaluate_every=every)
     run.go()
     assert run.stored("update.safetensors") == []
 

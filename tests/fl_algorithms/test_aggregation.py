@@ -83,7 +83,8 @@ def test_large_tensors_are_summed_like_small_ones(count: int) -> None:
     weights = [0.2, 0.3, 0.5]
     whole = weighted_sum(tensors, weights)
     assert torch.equal(whole[-7:], weighted_sum([tensor[-7:] for tensor in tensors], weights))
-    assert torch.allclose(whole.double(), sum(w * t.double() for w, t in zip(weights, tensors, strict=True)), atol=1e-6)
+    expected = torch.stack([w * t.double() for w, t in zip(weights, tensors, strict=True)]).sum(0)
+    assert torch.allclose(whole.double(), expected, atol=1e-6)
 
 
 def test_a_result_survives_the_next_sum() -> None:

@@ -19,7 +19,15 @@ from fl_algorithms.samples import Samples
 from fl_algorithms.training import fails_on_one_image, fit, learning_rate, make_optimizer, optimizer_slots, restore_slots
 from tests.federations import SMALL_TASK, Linear, Uploads, copied, linear, random_samples, server, silo
 
-SGD = {"optimizer": "sgd", "lr": 0.1, "schedule": "constant", "momentum": 0.0, "weight_decay": 0.0, "epochs": 1, "batch_size": 1000}
+SGD: dict[str, Any] = {
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "schedule": "constant",
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "epochs": 1,
+    "batch_size": 1000,
+}
 
 
 def fedavg(**hyper: Any) -> Any:
@@ -97,7 +105,7 @@ def central_steps(model: nn.Module, samples: Samples, steps: int, name: str = "s
         with torch.no_grad():
             for parameter in model.parameters():
                 assert parameter.grad is not None
-                parameter.add_(parameter.grad, alpha=-SGD["lr"])  # type: ignore[arg-type]
+                parameter.add_(parameter.grad, alpha=-SGD["lr"])
     return copied(model.state_dict())
 
 
@@ -113,7 +121,7 @@ def test_one_silo_is_centralised_sgd_bit_for_bit() -> None:
 
 def test_one_silo_is_centralised_sgd_bit_for_bit_with_a_convolutional_network() -> None:
     task = dataclasses.replace(SMALL_TASK, backbone="small-cnn", image_size=16)
-    algorithm = FedAvg(FedAvgHyper(**SGD), task)  # type: ignore[arg-type]
+    algorithm = FedAvg(FedAvgHyper(**SGD), task)
     pixels = torch.randint(256, (20, 16, 16, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
     samples = Samples(
         [(pixels, (pixels[:, 0, 0, 0] % 3).astype("int64"), torch.arange(20).numpy())], task.mean, task.std, torch.device("cpu")

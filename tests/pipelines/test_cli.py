@@ -54,7 +54,7 @@ def test_algorithms_lists_all_and_describes_one() -> None:
 
 def test_datasets_lists_all_and_describes_one() -> None:
     assert "rotated-mnist" in invoke("datasets").stdout
-    assert "paper, chalk, neon, pencil" in invoke("datasets", "styled-digits").stdout
+    assert "pencil, neon, chalk, paper" in invoke("datasets", "styled-digits").stdout
     assert "dataset.on_broken" in invoke("datasets", "folder").stdout
 
 
@@ -76,8 +76,8 @@ def test_init_refuses_to_overwrite(tmp_path: Path) -> None:
 
 def test_spec_prints_what_would_run() -> None:
     resolved = yaml.safe_load(invoke("spec", "--set", "rounds=7").stdout)
-    assert resolved["rounds"] == 7 and resolved["target"] == "pencil" and "lr" in resolved["hyper"]
-    digests = {invoke("spec", "--digest", *words).stdout for words in ([], ["--set", "target=pencil"], ["--set", "rounds=7"])}
+    assert resolved["rounds"] == 7 and resolved["target"] == "paper" and "lr" in resolved["hyper"]
+    digests = {invoke("spec", "--digest", *words).stdout for words in ([], ["--set", "target=paper"], ["--set", "rounds=7"])}
     assert len(digests) == 2  # naming the default target changes nothing
     schema = json.loads(invoke("spec", "--schema").stdout)
     assert set(schema["properties"]) == set(FederationSpec.model_fields)
@@ -136,7 +136,7 @@ def test_doctor_is_content_with_the_example(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     ended = invoke("doctor", "--json")
     checks = {check["area"]: check for check in json.loads(ended.stdout)["checks"]}
-    assert ended.exit_code == 0 and torch.__version__ in checks["torch"]["found"] and "target pencil" in checks["data"]["found"]
+    assert ended.exit_code == 0 and torch.__version__ in checks["torch"]["found"] and "target paper" in checks["data"]["found"]
     assert not list(tmp_path.iterdir())
 
 
