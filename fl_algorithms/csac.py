@@ -22,6 +22,7 @@ from fl_algorithms.fedavg import MODEL, FedAvg, FedAvgHyper
 from fl_algorithms.losses import cross_entropy, layer_attention, multi_kernel_mmd
 from fl_algorithms.models import Network
 from fl_algorithms.randomness import stream_seed
+from fl_algorithms.samples import Batch
 from fl_algorithms.training import fit, make_optimizer
 
 FROZEN, PROJECTIONS = "frozen.", "projections."  # names in the silo's private state
@@ -87,7 +88,7 @@ class CSAC(FedAvg[CSACHyper]):
         optimizer = make_optimizer(hyper.optimizer, model.parameters(), hyper.momentum, hyper.weight_decay)
         loss = fit(
             model, silo, optimizer, [hyper.lr] * hyper.acquisition_epochs, hyper.batch_size,
-            lambda images, labels: cross_entropy(model(images), labels, hyper.acquisition_smoothing),
+            lambda batch: cross_entropy(model(batch.images), batch.labels, hyper.acquisition_smoothing),
             steps_per_epoch=hyper.acquisition_steps, stage="acquire",
         )  # fmt: skip
         state = model.state_dict()
@@ -121,9 +122,9 @@ class CSAC(FedAvg[CSACHyper]):
             silo.private.update({PROJECTIONS + name: t.clone() for name, t in self._projections.state_dict().items()})
         return loss
 
-    def loss(self, model: Network, images: torch.Tensor, labels: torch.Tensor, silo: Silo) -> torch.Tensor:
+    def loss(self, model: Network, batch: Batch, silo: Silo) -> torch.Tensor:
         """L_CB = CE + lambda L_AL, eq. 10."""
-        hyper = self.hyper
+        hyper, (images, labels, _) = self.hyper, batch
         if hyper.align == "none" or len(labels) < 2:
             return cross_entropy(model(images), labels)
         stages, logits = model.forward_stages(images)

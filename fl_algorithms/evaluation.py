@@ -26,7 +26,7 @@ def count(model: nn.Module, samples: Samples, batch_size: int = 64) -> Counts:
     correct = torch.zeros((), dtype=torch.int64, device=samples.device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=samples.device)
     with torch.inference_mode():
-        for images, labels in samples.batches(batch_size):
+        for images, labels, _ in samples.batches(batch_size):
             logits = model(images)
             correct += (logits.argmax(1) == labels).sum()
             loss_sum += F.cross_entropy(logits, labels, reduction="sum")

@@ -20,6 +20,7 @@ from fl_algorithms.errors import Unusable
 from fl_algorithms.losses import cross_entropy
 from fl_algorithms.models import Network, build_model, load_weights
 from fl_algorithms.randomness import stream, stream_seed
+from fl_algorithms.samples import Batch
 from fl_algorithms.training import fit, learning_rate, make_optimizer, optimizer_slots, restore_slots
 
 MODEL = "model"  # the part every algorithm broadcasts
@@ -153,7 +154,7 @@ class FedAvg(Generic[H]):
             restore_slots(optimizer, silo.private)
         loss = fit(
             model, silo, optimizer, self.rates(silo.round, silo.rounds), hyper.batch_size,
-            lambda images, labels: self.loss(model, images, labels, silo),
+            lambda batch: self.loss(model, batch, silo),
             lambda: self.before_step(model), hyper.steps_per_epoch,
         )  # fmt: skip
         if hyper.persist_optimizer:
@@ -176,8 +177,8 @@ class FedAvg(Generic[H]):
     def begin(self, model: Network, silo: Silo) -> None:
         """Called with the received model before the first step of a round."""
 
-    def loss(self, model: Network, images: torch.Tensor, labels: torch.Tensor, silo: Silo) -> torch.Tensor:
-        return cross_entropy(model(images), labels, self.hyper.label_smoothing)
+    def loss(self, model: Network, batch: Batch, silo: Silo) -> torch.Tensor:
+        return cross_entropy(model(batch.images), batch.labels, self.hyper.label_smoothing)
 
     def before_step(self, model: Network) -> None:
         """Called between backward and the optimiser's step."""

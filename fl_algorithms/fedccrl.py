@@ -24,6 +24,7 @@ from fl_algorithms.fedavg import FedAvg, FedAvgHyper
 from fl_algorithms.losses import cross_entropy, jensen_shannon, supervised_contrastive
 from fl_algorithms.models import Network
 from fl_algorithms.randomness import stream
+from fl_algorithms.samples import Batch
 
 POOL = "pool"
 
@@ -84,7 +85,7 @@ class FedCCRL(FedAvg[FedCCRLHyper]):
     def show_statistics(self, silo: Silo) -> Update:
         """Statistics do not depend on the model: computed once per process, re-drawn every round."""
         if self._statistics is None:
-            pairs = [channel_statistics(images) for images, _ in silo.train.batches(256)]
+            pairs = [channel_statistics(batch.images) for batch in silo.train.batches(256)]
             self._statistics = torch.cat([mean for mean, _ in pairs]).cpu(), torch.cat([std for _, std in pairs]).cpu()
         count = max(1, math.ceil(self.hyper.ratio * len(silo.train)))
         draw = stream(silo.seed, "statistics", silo.name, 0 if self.hyper.stats_once else silo.round)
@@ -133,13 +134,13 @@ class FedCCRL(FedAvg[FedCCRLHyper]):
             pixels = (pixels * 255).to(torch.int64).bitwise_and(255).to(images.dtype) / 255
         return (self._augmix(pixels.clamp(0, 1), self._views) - mean) / std
 
-    def loss(self, model: Network, images: torch.Tensor, labels: torch.Tensor, silo: Silo) -> torch.Tensor:
+    def loss(self, model: Network, batch: Batch, silo: Silo) -> torch.Tensor:
         """L_CLS + lambda1 L_RA + lambda2 L_JS, gradients through all three views.
 
         Three forwards, not one of 3B: each view has its own batch statistics, as in the paper's code.
         """
-        hyper = self.hyper
-        features = [model.features(batch) for batch in (images, self.view(images), self.view(images))]
+        hyper, (images, labels, _) = self.hyper, batch
+        features = [model.features(view) for view in (images, self.view(images), self.view(images))]
         logits = [model.head(z) for z in features]
         classification = torch.stack([cross_entropy(y, labels, hyper.label_smoothing) for y in logits])
         total = classification.mean() if hyper.classification == "mean" else classification.sum()

@@ -20,7 +20,7 @@ _ADVICE = "choose a file made for this backbone"
 
 
 class Network(nn.Module):
-    """A classifier whose representation and inner stages can be had without hooks.
+    """A classifier whose representation and inner stages can be had without hooks. An algorithm may attach modules to it.
 
     `taps` names the children of `body` whose outputs are the stages; `published_names` maps prefixes of tensor names in
     torchvision's weight files to ours. With `replicate_grey` one-channel images are shown as three equal channels.
@@ -187,7 +187,8 @@ def load_weights(model: Network, path: str | Path) -> WeightsReport:
     for name, target in wanted.items():
         if name in used:
             _check_fit(path, *offered[name], target)
-        elif name not in head and not name.endswith("num_batches_tracked"):  # older files have no such counters
+        # older files have no such counters; what an algorithm attached to the network is in no file
+        elif name.startswith(("body.", "neck.")) and not name.endswith("num_batches_tracked"):
             expected = _described(target)
             raise Unusable(f"weights {path}: tensor {name!r}: expected {expected}, found none; {_ADVICE}")
     with torch.no_grad():

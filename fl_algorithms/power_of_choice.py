@@ -69,7 +69,7 @@ class PowerOfChoice(FedAvg[PowerOfChoiceHyper]):
             order = torch.randperm(len(silo.train), generator=draw)[: self.hyper.batch_size]
         total, count = torch.zeros((), dtype=torch.float64, device=silo.device), 0
         with torch.inference_mode():
-            for images, labels in silo.train.batches(64, order):
+            for images, labels, _ in silo.train.batches(64, order):
                 total += F.cross_entropy(model(images), labels, reduction="sum")
                 count += len(labels)
                 silo.report("loss", count, len(silo.train))

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+
+
+class Batch(NamedTuple):
+    """What a loss sees: normalised images [B,C,H,W], labels [B], and the number of each image's source domain [B]."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    domains: torch.Tensor
 
 
 class Samples:
@@ -48,8 +57,9 @@ class Samples:
         batch = pixels.to(self.device, non_blocking=True).permute(0, 3, 1, 2).to(torch.float32)
         return batch.mul_(self._scale).add_(self._shift)
 
-    def batches(self, size: int, order: torch.Tensor | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Images and labels, `size` at a time, in the given order (default: as stored)."""
+    def batches(self, size: int, order: torch.Tensor | None = None) -> Iterator[Batch]:
+        """`size` rows at a time, in the given order (default: as stored)."""
         order = torch.arange(len(self)) if order is None else order
         for index in order.split(size) if len(order) else ():
-            yield self.images(index), self.labels[index].to(self.device, non_blocking=True)
+            labels, domains = (rows[index].to(self.device, non_blocking=True) for rows in (self.labels, self.domains))
+            yield Batch(self.images(index), labels, domains)

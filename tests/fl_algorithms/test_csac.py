@@ -13,7 +13,7 @@ from fl_algorithms import csac
 from fl_algorithms.csac import CSAC, FROZEN, PROJECTIONS, CSACHyper, distances, fusion_weights, layer_weights, projection
 from fl_algorithms.errors import Unusable
 from fl_algorithms.fedavg import MODEL
-from fl_algorithms.samples import Samples
+from fl_algorithms.samples import Batch, Samples
 from tests.federations import SMALL_TASK, Uploads, copied, server, silo
 
 TASK = dataclasses.replace(SMALL_TASK, backbone="small-cnn", image_size=16)
@@ -223,7 +223,7 @@ def test_total_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     one, images, labels, model = prepared(lambda_align=0.6)
     monkeypatch.setattr(csac, "cross_entropy", lambda *_: torch.tensor(0.7, dtype=torch.float64))
     monkeypatch.setattr(one, "_align", lambda *_: torch.tensor(1.3, dtype=torch.float64))
-    assert one.loss(model, images, labels, None).item() == pytest.approx(1.48, abs=TOLERANCE)
+    assert one.loss(model, Batch(images, labels, torch.zeros_like(labels)), None).item() == pytest.approx(1.48, abs=TOLERANCE)
 
 
 def test_every_pair_of_layers_is_aligned_with_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_every_pair_of_layers_is_aligned_with_its_attention(monkeypatch: pytest.
 
     monkeypatch.setattr(csac, "multi_kernel_mmd", discrepancy)
     monkeypatch.setattr(csac, "layer_attention", lambda a, b: torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    found = one.loss(model, images, labels, None) - F.cross_entropy(model(images), labels)
+    found = one.loss(model, Batch(images, labels, torch.zeros_like(labels)), None) - F.cross_entropy(model(images), labels)
     assert found.item() == pytest.approx(4321.0, rel=1e-5)
     fused, local = images[:, :1, :2, :2].mean().item() * 0.5, images[:, :1, :2, :2].mean().item() * 2
     assert pairs == [
@@ -245,14 +245,14 @@ def test_every_pair_of_layers_is_aligned_with_its_attention(monkeypatch: pytest.
     pairs.clear()
     even = prepared(lambda_align=1.0, attention=False)[0]
     even._frozen, even._projections = one._frozen, one._projections
-    found = even.loss(model, images, labels, None) - F.cross_entropy(model(images), labels)
+    found = even.loss(model, Batch(images, labels, torch.zeros_like(labels)), None) - F.cross_entropy(model(images), labels)
     assert found.item() == pytest.approx(1111 / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("align", ["layers", "logits", "none"])
 def test_what_is_aligned(align: str) -> None:
     one, images, labels, model = prepared(align=align)
-    value = one.loss(model, images, labels, None)
+    value = one.loss(model, Batch(images, labels, torch.zeros_like(labels)), None)
     plain = F.cross_entropy(model(images), labels)
     assert (value.item() == plain.item()) == (align == "none")
     value.backward()
@@ -262,7 +262,7 @@ def test_what_is_aligned(align: str) -> None:
 
 def test_a_batch_of_one_has_nothing_to_compare() -> None:
     one, images, labels, model = prepared()
-    assert one.loss(model, images[:1], labels[:1], None).item() == F.cross_entropy(model(images[:1]), labels[:1]).item()
+    assert one.loss(model, Batch(images[:1], labels[:1], labels[:1]), None).item() == F.cross_entropy(model(images[:1]), labels[:1]).item()
 
 
 # ---- what it cannot do

@@ -14,7 +14,7 @@ from tests.federations import Linear, random_samples
 def test_counts_do_not_depend_on_the_batch_size_and_need_no_gradient() -> None:
     torch.manual_seed(0)
     model, samples = Linear(48, 3), random_samples(50)
-    images, labels = next(samples.batches(50))
+    images, labels, _ = next(samples.batches(50))
     logits = model(images).detach()
     expected = Counts(int((logits.argmax(1) == labels).sum()), 50, float(F.cross_entropy(logits, labels, reduction="sum")))
     for size in (1, 7, 50, 64):

@@ -15,7 +15,7 @@ from fl_algorithms.errors import Unusable
 from fl_algorithms.fedavg import MODEL, FedAvg, FedAvgHyper
 from fl_algorithms.models import build_model
 from fl_algorithms.randomness import stream
-from fl_algorithms.samples import Samples
+from fl_algorithms.samples import Batch, Samples
 from fl_algorithms.training import fails_on_one_image, fit, learning_rate, make_optimizer, optimizer_slots, restore_slots
 from tests.federations import SMALL_TASK, Linear, Uploads, copied, linear, random_samples, server, silo
 
@@ -99,7 +99,7 @@ def central_steps(model: nn.Module, samples: Samples, steps: int, name: str = "s
     """Plain SGD written out: w <- w - lr grad, on all images in the order the silo sees them."""
     for step in range(1, steps + 1):
         order = torch.randperm(len(samples), generator=stream(0, "shuffle", name, step, "train"))
-        images, labels = next(samples.batches(len(samples), order))
+        images, labels, _ = next(samples.batches(len(samples), order))
         model.zero_grad()
         F.cross_entropy(model(images), labels).backward()
         with torch.no_grad():
@@ -140,7 +140,7 @@ def test_one_silo_is_centralised_sgd_bit_for_bit_with_a_convolutional_network() 
 def test_one_step_of_all_silos_is_one_step_on_the_union() -> None:
     silos = {name: random_samples(count, name) for name, count in (("a", 5), ("b", 20), ("c", 75))}
     found = federated(fedavg(), silos, rounds=1)
-    images, labels = (torch.cat(part) for part in zip(*(next(samples.batches(100)) for samples in silos.values()), strict=True))
+    images, labels, _ = (torch.cat(part) for part in zip(*(next(samples.batches(100)) for samples in silos.values()), strict=True))
     model = Linear(48, 3)
     model.load_state_dict(initial(fedavg()))
     F.cross_entropy(model(images), labels).backward()
@@ -207,9 +207,9 @@ def test_every_epoch_sees_every_image_once_in_a_new_order() -> None:
     model, samples = Linear(48, 3), random_samples(10)
     samples.labels = torch.arange(10)
 
-    def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        seen.append(labels.tolist())
-        return model(images).sum()
+    def loss(batch: Batch) -> torch.Tensor:
+        seen.append(batch.labels.tolist())
+        return model(batch.images).sum()
 
     fit(model, silo(samples, {}), make_optimizer("sgd", model.parameters(), 0, 0), [0.1, 0.1], 4, loss)
     assert [len(batch) for batch in seen] == [4, 4, 2, 4, 4, 2]
@@ -223,9 +223,9 @@ def test_steps_per_epoch(steps: int) -> None:
     sizes: list[int] = []
     model = Linear(48, 3)
 
-    def loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(labels))
-        return model(images).sum()
+    def loss(batch: Batch) -> torch.Tensor:
+        sizes.append(len(batch.labels))
+        return model(batch.images).sum()
 
     fit(model, silo(random_samples(10), {}), make_optimizer("sgd", model.parameters(), 0, 0), [0.1], 4, loss, steps_per_epoch=steps)
     assert sizes == [4] * steps
@@ -239,9 +239,9 @@ def test_a_last_batch_of_one_is_left_out_only_where_the_network_cannot_take_it()
     for model, expected in ((plain, [4, 4, 1]), (normalised, [4, 4])):
         sizes: list[int] = []
 
-        def loss(images: torch.Tensor, labels: torch.Tensor, model: nn.Module = model, sizes: list[int] = sizes) -> torch.Tensor:
-            sizes.append(len(labels))
-            return model(images).sum()
+        def loss(batch: Batch, model: nn.Module = model, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(len(batch.labels))
+            return model(batch.images).sum()
 
         fit(model, silo(random_samples(9), {}), make_optimizer("sgd", model.parameters(), 0, 0), [0.1], 4, loss)
         assert sizes == expected

@@ -16,6 +16,7 @@ from fl_algorithms.errors import Unusable
 from fl_algorithms.fedavg import MODEL, FedAvg, FedAvgHyper
 from fl_algorithms.fedccrl import POOL, FedCCRL, FedCCRLHyper
 from fl_algorithms.losses import jensen_shannon, supervised_contrastive
+from fl_algorithms.samples import Batch
 from tests.federations import SMALL_TASK, Uploads, copied, linear, random_samples, server, silo
 
 SGD: dict[str, Any] = {
@@ -64,13 +65,14 @@ class Scripted:
 def test_composition_oracle(monkeypatch: pytest.MonkeyPatch, hyper: dict[str, Any], expected: float) -> None:
     monkeypatch.setattr(fedccrl, "supervised_contrastive", lambda *_: torch.tensor(1.5, dtype=torch.float64))
     one = algorithm(ccdt=False, difp=False, **hyper)
-    value = one.loss(Scripted(), torch.zeros(1, 3, 4, 4), torch.tensor([0]), None)
+    value = one.loss(Scripted(), Batch(torch.zeros(1, 3, 4, 4), torch.tensor([0]), torch.tensor([0])), None)
     assert value.item() == pytest.approx(expected, abs=1e-8)
 
 
 def test_both_views_are_aligned_with_the_plain_one_and_gradients_flow_through_all_three(monkeypatch: pytest.MonkeyPatch) -> None:
     one = algorithm(lambda1=0.7, lambda2=0.3, temperature=0.5)
-    images, labels = next(random_samples(6).batches(6))
+    batch = next(random_samples(6).batches(6))
+    images, labels, _ = batch
     views = iter([images + 0.5, images * -1.5])
     monkeypatch.setattr(one, "view", lambda _: next(views))
     torch.manual_seed(0)
@@ -83,7 +85,7 @@ def test_both_views_are_aligned_with_the_plain_one_and_gradients_flow_through_al
         return seen[-1]
 
     monkeypatch.setattr(network, "features", features)
-    value = one.loss(network, images, labels, None)
+    value = one.loss(network, batch, None)
     plain, first, second = (z.detach() for z in seen)
     logits = [network.head(z) for z in (plain, first, second)]
     expected = torch.stack([torch.nn.functional.cross_entropy(y, labels) for y in logits]).mean() + 0.3 * jensen_shannon(logits)
@@ -123,7 +125,7 @@ def test_the_number_of_rows_is_rounded_up(images: int, ratio: float, shown: int)
 
 def test_rows_are_statistics_of_own_images_each_at_most_once() -> None:
     samples = random_samples(50)
-    images, _ = next(samples.batches(50))
+    images = next(samples.batches(50)).images
     mean, std = images.mean((2, 3)), (images.var((2, 3), unbiased=False) + 1e-6).sqrt()
     update = algorithm(ratio=0.5).show_statistics(silo(samples, {}))
     rows = torch.cat([update.tensors["mean"], update.tensors["std"]], 1).flatten(1)

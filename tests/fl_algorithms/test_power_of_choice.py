@@ -200,7 +200,7 @@ def test_the_loss_is_that_of_the_broadcast_in_evaluation_mode_without_gradient(s
     assert [(training, grad) for training, grad, _ in spy.seen] == [(False, False)] * len(spy.seen)
     assert sum(size for *_, size in spy.seen) == images
     if selector == "pow-d":
-        everything, labels = next(samples.batches(100))
+        everything, labels, _ = next(samples.batches(100))
         expected = F.cross_entropy(F.linear(everything.flatten(1).double(), received["head.weight"], received["head.bias"]), labels)
         assert first == pytest.approx(expected.item(), rel=1e-9)
     trained = one.train(silo(samples, {MODEL: received}))
