@@ -44,6 +44,9 @@ def serve(connection: Connection, name: str, log: str, threads: int, federation:
     player = Player(connection, name, federation)
     while True:
         action, arguments = commands.get()
+        what = " ".join([action, *(f"{name}={value}" for name, value in arguments.items() if action != "plan")])
+        started = time.monotonic()
+        logging.info("%s: begins", what)
         try:
             answer: tuple[str, Any] = "done", getattr(player, action)(**arguments)
         except SiloflowError as error:
@@ -53,6 +56,7 @@ def serve(connection: Connection, name: str, log: str, threads: int, federation:
             traceback.print_exc()
             first = (str(error).splitlines() or [""])[0]
             answer = "crashed", f"{type(error).__name__}: {first}; the trace is in {log}"
+        logging.info("%s: %s after %.2f s", what, answer[0], time.monotonic() - started)
         connection.send(answer)
 
 
