@@ -13,7 +13,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from components.errors import InputError
-from components.spec import FederationSpec, explain, nearest
+from components.spec import FederationSpec, PartitionSpec, explain, nearest
 from components.store import open_store
 from fl_algorithms.contract import Algorithm, Exchange, Task
 from fl_algorithms.data import DataSet, open_dataset
@@ -55,12 +55,25 @@ def resolve(spec: FederationSpec) -> FederationSpec:
             raise InputError(f"target '{target}': is also a source; the target must be a domain that no silo has")
         if not sources:
             raise InputError(f"sources: none left beside target '{target}'; data set {spec.dataset.name} has {len(data.domains)} domain")
-        resolved = spec.model_copy(update={"hyper": resolve_hyper(spec.algorithm, spec.hyper), "target": target, "sources": sources})
+        filled: dict[str, Any] = {"hyper": resolve_hyper(spec.algorithm, spec.hyper), "target": target, "sources": sources}
+        if ALGORITHMS[spec.algorithm].load().centralised:
+            filled |= _pooled(spec)
+        resolved = spec.model_copy(update=filled)
         federation = Federation(resolved, "check", Path())
         federation.algorithm.refuse(federation.silos)
     except Unusable as error:
         raise InputError(str(error)) from None
     return resolved
+
+
+def _pooled(spec: FederationSpec) -> dict[str, Any]:
+    """One silo that has every source domain, whatever the partition of the federation it is compared with."""
+    if spec.store is not None and "://" in spec.store and not spec.store.startswith("file://"):
+        raise InputError(
+            f"algorithm '{spec.algorithm}': pools the images of all silos, expected a file:// store, found one for separate silos; "
+            "leave store out, or choose a federated algorithm"
+        )
+    return {"partition": PartitionSpec(rule="dirichlet", silos=1), "silos_per_domain": 1}
 
 
 def _open(spec: FederationSpec) -> DataSet:

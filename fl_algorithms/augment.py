@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 @torch.no_grad()
-def channel_statistics(images: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Mean and biased standard deviation [N,C,1,1] of each image's channels (FedCCRL eqs 6-7; eps is in the root)."""
+def channel_statistics(images: Tensor, eps: float = 1e-6, unbiased: bool = False) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation [N,C,1,1] of each image's channels (FedCCRL eqs 6-7: biased; eps is in the root)."""
     pixels = images.flatten(2)
     mean = pixels.mean(2, keepdim=True)
     # torch.var_mean runs Welford's recurrence, ten times slower on a CPU than these two passes.
     centred = pixels - mean
-    std = (torch.linalg.vecdot(centred, centred) / pixels.shape[2] + eps).sqrt()
+    std = (torch.linalg.vecdot(centred, centred) / (pixels.shape[2] - unbiased) + eps).sqrt()
     return mean[..., None], std[..., None, None]
 
 

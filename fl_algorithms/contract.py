@@ -129,6 +129,7 @@ class Algorithm(Protocol):
 
     Hyper: ClassVar[type]
     leaves_silo: ClassVar[str]  # in plain words, for `siloflow algorithms`
+    centralised: ClassVar[bool]  # a reference that pools all source images in one silo; only where no silo is really separate
 
     def __init__(self, hyper: Any, task: Task) -> None: ...
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge, Gt, Lt
 from torch import nn
 
@@ -41,8 +42,15 @@ class CSACHyper(FedAvgHyper):
     acquisition_steps: Annotated[int | None, Ge(1), "steps that count as an epoch of the first round; null: one pass"] = None
     acquisition_smoothing: Annotated[float, Ge(0), Lt(1), "label smoothing of the first round, as eps/C"] = 0.1
     lambda_align: Annotated[float, Ge(0), "lambda: weight of the alignment loss"] = 0.6
-    align: Annotated[Literal["layers", "logits", "none"], "what is aligned: the paper's layers, the release's logits, nothing"] = "layers"
-    attention: Annotated[bool, "weight layer pairs by attention, eqs. 7-9; otherwise all alike"] = True
+    align: Annotated[
+        Literal["layers", "same-layer", "logits", "none"],
+        "what is aligned: every pair of layers, each layer with itself, the release's logits, nothing",
+    ] = "layers"
+    attention: Annotated[
+        Literal["both", "position", "channel", "none"], "layer pairs weighted by both attentions (eqs. 7-9), by one of them, or all alike"
+    ] = "both"
+    discrepancy: Annotated[Literal["mmd", "mse"], "D of eq. 6 between two layers"] = "mmd"
+    calibration_ce: Annotated[bool, "keep the cross-entropy in calibration (ablation)"] = True
     fusion: Annotated[Literal["divergence", "average", "similarity"], "weights of the fusion, eq. 4"] = "divergence"
     metric: Annotated[Literal["l2", "l1", "cosine"], "distance of a silo's tensor from the mean, eq. 3"] = "l2"
     granularity: Annotated[Literal["tensor", "module"], "one fusion weight per tensor, or per module"] = "tensor"
@@ -71,6 +79,8 @@ class CSAC(FedAvg[CSACHyper]):
             raise Unusable("hyper.participants: csac trains every silo in every round; leave it out")
         if self.hyper.bn_buffers not in ("average", "frozen"):
             raise Unusable("hyper.bn_buffers: csac fuses every tensor, statistics included; use average or frozen")
+        if not self.hyper.calibration_ce and (self.hyper.align == "none" or self.hyper.lambda_align == 0):
+            raise Unusable("hyper.calibration_ce: without it and without alignment csac has nothing to learn from; keep one of them")
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         if round == 0:
@@ -109,7 +119,7 @@ class CSAC(FedAvg[CSACHyper]):
 
     def begin(self, model: Network, silo: Silo) -> None:
         frozen = self._thaw(silo)
-        self._projections = self._build_projections(frozen, silo) if self.hyper.align == "layers" else None
+        self._projections = self._build_projections(frozen, silo) if self.hyper.align in ("layers", "same-layer") else None
 
     def trained(self, model: Network) -> Iterator[nn.Parameter]:
         yield from super().trained(model)
@@ -126,22 +136,26 @@ class CSAC(FedAvg[CSACHyper]):
         """L_CB = CE + lambda L_AL, eq. 10."""
         hyper, (images, labels, _) = self.hyper, batch
         if hyper.align == "none" or len(labels) < 2:
-            return cross_entropy(model(images), labels)
+            return hyper.calibration_ce * cross_entropy(model(images), labels)
         stages, logits = model.forward_stages(images)
         assert self._frozen is not None
         with torch.no_grad():
             frozen_stages, frozen_logits = self._frozen.forward_stages(images)
         alignment = multi_kernel_mmd(frozen_logits, logits) if hyper.align == "logits" else self._align(stages, frozen_stages)
-        return cross_entropy(logits, labels) + hyper.lambda_align * alignment
+        return hyper.calibration_ce * cross_entropy(logits, labels) + hyper.lambda_align * alignment
 
     def _align(self, fused: Sequence[torch.Tensor], local: Sequence[torch.Tensor]) -> torch.Tensor:
         """L_AL, eq. 6: every layer of the fused model against every layer of the frozen one, weighted by attention."""
         assert self._projections is not None
         a = [self._projections[f"fused{i}"](x) for i, x in enumerate(fused)]
         b = [self._projections[f"local{i}"](x) for i, x in enumerate(local)]
-        alike = torch.full((len(a), len(b)), 1.0 / len(b), device=a[0].device)
-        alpha = layer_attention(a, b) if self.hyper.attention else alike
-        pairs = [alpha[i, j] * multi_kernel_mmd(x.flatten(1), y.flatten(1)) for i, x in enumerate(a) for j, y in enumerate(b)]
+        discrepancy = multi_kernel_mmd if self.hyper.discrepancy == "mmd" else F.mse_loss
+        if self.hyper.align == "same-layer":
+            return torch.stack([discrepancy(x.flatten(1), y.flatten(1)) for x, y in zip(a, b, strict=True)]).sum()
+        alpha = torch.full((len(a), len(b)), 1.0 / len(b), device=a[0].device)
+        if self.hyper.attention != "none":
+            alpha = layer_attention(a, b, self.hyper.attention)
+        pairs = [alpha[i, j] * discrepancy(x.flatten(1), y.flatten(1)) for i, x in enumerate(a) for j, y in enumerate(b)]
         return torch.stack(pairs).sum()
 
     def _build_projections(self, frozen: Network, silo: Silo) -> nn.ModuleDict:
@@ -188,7 +202,7 @@ def distances(updates: Updates, key: str, metric: str) -> list[float]:
         if not tensor.is_floating_point():
             result.append(0.0)  # a counter says nothing about divergence
         elif metric == "cosine":
-            result.append(1.0 - float(torch.nn.functional.cosine_similarity(flat, mean, dim=0)))
+            result.append(1.0 - float(F.cosine_similarity(flat, mean, dim=0)))
         else:
             result.append(float(torch.linalg.vector_norm(flat - mean, ord=1 if metric == "l1" else 2)))
     return result

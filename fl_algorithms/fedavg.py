@@ -21,7 +21,7 @@ from fl_algorithms.losses import cross_entropy
 from fl_algorithms.models import Network, build_model, load_weights
 from fl_algorithms.randomness import stream, stream_seed
 from fl_algorithms.samples import Batch
-from fl_algorithms.training import fit, learning_rate, make_optimizer, optimizer_slots, restore_slots
+from fl_algorithms.training import Draw, fit, learning_rate, make_optimizer, optimizer_slots, restore_slots, shuffled
 
 MODEL = "model"  # the part every algorithm broadcasts
 RUNNING_MEAN, RUNNING_VAR = "running_mean", "running_var"
@@ -62,6 +62,7 @@ class FedAvg(Generic[H]):
     leaves_silo: ClassVar[str] = (
         "the trained model (all parameters and BatchNorm statistics), the number of training images, the mean training loss"
     )
+    centralised: ClassVar[bool] = False
 
     def __init__(self, hyper: H, task: Task) -> None:
         self.hyper, self.task = hyper, task
@@ -155,7 +156,7 @@ class FedAvg(Generic[H]):
         loss = fit(
             model, silo, optimizer, self.rates(silo.round, silo.rounds), hyper.batch_size,
             lambda batch: self.loss(model, batch, silo),
-            lambda: self.before_step(model), hyper.steps_per_epoch,
+            lambda: self.before_step(model), hyper.steps_per_epoch, draw=self.draw(silo),
         )  # fmt: skip
         if hyper.persist_optimizer:
             silo.private.update(optimizer_slots(optimizer))
@@ -176,6 +177,10 @@ class FedAvg(Generic[H]):
 
     def begin(self, model: Network, silo: Silo) -> None:
         """Called with the received model before the first step of a round."""
+
+    def draw(self, silo: Silo) -> Draw:
+        """How the rows of an epoch are chosen and ordered."""
+        return shuffled
 
     def loss(self, model: Network, batch: Batch, silo: Silo) -> torch.Tensor:
         return cross_entropy(model(batch.images), batch.labels, self.hyper.label_smoothing)

@@ -84,7 +84,7 @@ def multi_kernel_mmd(x: Tensor, y: Tensor, scales: Sequence[float] = KERNEL_SCAL
 
 
 @torch.no_grad()
-def layer_attention(fused: Sequence[Tensor], local: Sequence[Tensor]) -> Tensor:
+def layer_attention(fused: Sequence[Tensor], local: Sequence[Tensor], kind: Literal["both", "position", "channel"] = "both") -> Tensor:
     """CSAC eqs 7-9: how much each of L fused layers should match each of M local ones, [L,M] with rows that sum to 1.
 
     All maps are projected to one shape [B,c,g,w] before. The mean of A^T B is the product of the means over positions,
@@ -93,4 +93,5 @@ def layer_attention(fused: Sequence[Tensor], local: Sequence[Tensor]) -> Tensor:
     queries, keys = (torch.stack([layer.flatten(2) for layer in layers]) for layers in (fused, local))
     position = torch.einsum("lbc,mbc->lm", queries.mean(3), keys.mean(3)) / queries.shape[1]
     channel = torch.einsum("lbd,mbd->lm", queries.mean(2), keys.mean(2)) / queries.shape[1]
-    return (position.softmax(1) + channel.softmax(1)) / 2
+    chosen = {"both": [position, channel], "position": [position], "channel": [channel]}[kind]
+    return torch.stack([scores.softmax(1) for scores in chosen]).mean(0)

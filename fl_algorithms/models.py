@@ -178,7 +178,7 @@ def load_weights(model: Network, path: str | Path) -> WeightsReport:
     fit raises `Unusable` and leaves the model as it was.
     """
     path = Path(path)
-    offered = {_our_name(model, name): (name, tensor) for name, tensor in _read_tensors(path).items()}
+    offered = {_our_name(model, name): (name, tensor) for name, tensor in read_tensors(path).items()}
     wanted = model.state_dict()
     head = {name for name in wanted if name.startswith("head.")}
     used = wanted.keys() & offered.keys()
@@ -195,7 +195,7 @@ def load_weights(model: Network, path: str | Path) -> WeightsReport:
         for name in used:
             wanted[name].copy_(offered[name][1])
     return WeightsReport(
-        digest=_digest(path),
+        digest=file_digest(path),
         loaded=len(used),
         ignored=sorted(original for name, (original, _) in offered.items() if name not in used),
         missing=sorted(wanted.keys() - used),
@@ -220,7 +220,8 @@ def _described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The named tensors of a .safetensors, .pth or .pt file."""
     if path.suffix not in (".safetensors", ".pth", ".pt"):
         raise Unusable(f"weights {path}: expected a .safetensors, .pth or .pt file, found {path.suffix or 'no'} suffix")
     if not path.is_file():
@@ -241,7 +242,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     return dict(pairs)
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of the file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

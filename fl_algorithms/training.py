@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,6 +57,17 @@ def restore_slots(optimizer: Optimizer, stored: dict[str, torch.Tensor]) -> None
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode without gradients; afterwards each of its modules is in the mode it was in before."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    with torch.no_grad():
+        yield
+    for module, mode in modes:
+        module.training = mode
+
+
 def fails_on_one_image(model: nn.Module, image: torch.Tensor) -> bool:
     """Whether batch normalisation over 1x1 maps makes a batch of one image impossible for this network."""
     try:
@@ -76,6 +88,7 @@ def fit(
     before_step: Callable[[], None] | None = None,
     steps_per_epoch: int | None = None,
     stage: str = "train",
+    draw: Draw | None = None,
 ) -> float:
     """Minimise `loss` with one optimiser, an epoch per entry of `rates`. Returns the mean loss of the last epoch."""
 
@@ -90,7 +103,7 @@ def fit(
         optimizer.step()
         return value.detach()
 
-    return run_epochs(model, silo, rates, batch_size, step, steps_per_epoch, stage)
+    return run_epochs(model, silo, rates, batch_size, step, steps_per_epoch, stage, draw)
 
 
 def run_epochs(

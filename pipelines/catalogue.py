@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import types
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -60,12 +61,23 @@ def describe_algorithm(console: Console, name: str) -> None:
 
 
 def _exchanges(cls: Any, hyper: Any) -> str:
-    """Asked of the algorithm itself, for some task: which exchanges there are does not depend on the images."""
+    """Asked of the algorithm itself, for the example's task: names and bytes as they will be on the wire."""
     from fl_algorithms.contract import Task
 
-    algorithm = cls(hyper, Task("small-cnn", 10, 3, 32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
-    first, later = ([exchange.name for exchange in algorithm.exchanges(round)] for round in (1, 2))
-    return f"{', '.join(first)} in every round" if first == later else f"{', '.join(first)} in round 1, then {', '.join(later)}"
+    algorithm = cls(hyper, Task("small-cnn", 10, 3, 32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), domains=3))
+    first, later = (", ".join(map(_upload, algorithm.exchanges(round))) for round in (1, 2))
+    rounds = f"{first} in every round" if first == later else f"{first} in round 1, then {later}"
+    return f"{rounds} (bytes that a silo uploads with small-cnn on 10 classes)"
+
+
+def _upload(exchange: Any) -> str:
+    """`statistics 24 B/row` or `train 399,000 B`."""
+    whole = rows = 0
+    for shape in exchange.upload.values():
+        size = shape.dtype.itemsize * math.prod(length for length in shape.shape if length is not None)
+        whole, rows = (whole, rows + size) if None in shape.shape else (whole + size, rows)
+    amounts = [f"{whole:,} B" if whole or not rows else "", f"{rows:,} B a row" if rows else ""]
+    return f"{exchange.name} {' + '.join(filter(None, amounts))}"
 
 
 def _declared(hint: Any) -> tuple[str, str, str]:

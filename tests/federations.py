@@ -14,6 +14,7 @@ from torch import nn
 from components import layout, plan
 from components.federation import Federation
 from components.manifest import BroadcastManifest
+from components.received import read_update
 from components.server import server_step
 from components.silo import Role, evaluate_step, silo_step, validate_step
 from components.spec import FederationSpec
@@ -154,6 +155,15 @@ def update_file(run: Run, silo: str, round: int, exchange: str) -> Path:
     return run.folder / "store" / layout.silo_bucket(silo) / layout.update_keys(run.name, round, exchange)[0]
 
 
+def uploaded(run: Run) -> dict[str, set[str]]:
+    """Names of the tensors that silos published, by exchange. Manifests tell, also when the tensors are gone."""
+    found: dict[str, set[str]] = {}
+    for round, exchange in run.steps():
+        manifests = [read_update(run.federation, silo, round, exchange) for silo in run.silos]
+        found.setdefault(exchange, set()).update(name for manifest in manifests if manifest for name in manifest.tensors)
+    return found
+
+
 class Uploads:
     """Accepted updates that never were on a wire (contract.Updates)."""
 
@@ -199,6 +209,16 @@ def random_samples(count: int, name: str = "silo") -> Samples:
     draw = numpy_stream(0, "test samples", name)
     pixels, labels = draw.integers(0, 256, (count, 4, 4, 3), np.uint8), draw.integers(0, 3, count)
     return Samples([(pixels, labels, np.arange(count))], SMALL_TASK.mean, SMALL_TASK.std, torch.device("cpu"))
+
+
+def picture_samples(counts: Sequence[int], size: int = SIZE, classes: int = 3, flat: bool = False) -> Samples:
+    """Random pictures of as many domains as there are counts; what is in a domain does not depend on the others. Flat: all alike."""
+    sources = []
+    for number, count in enumerate(counts):
+        draw = numpy_stream(0, "test pictures", number)
+        pixels = np.full((count, size, size, 3), 90, np.uint8) if flat else draw.integers(0, 256, (count, size, size, 3), np.uint8)
+        sources.append((pixels, draw.integers(0, classes, count), np.arange(count)))
+    return Samples(sources, SMALL_TASK.mean, SMALL_TASK.std, torch.device("cpu"))
 
 
 def silo(train: Samples, received: Mapping[str, Tensors], name: str = "silo", round: int = 1, rounds: int = 3) -> Silo:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from components import plan
 from components.errors import InputError
-from components.federation import resolve
+from components.federation import Federation, resolve
 from components.spec import MAX_SPEC_BYTES, FederationSpec, apply_overrides, parse_spec, read_spec
 from tests.federations import values
 
@@ -34,7 +34,7 @@ def refusal(given: Mapping[str, Any]) -> str:
     ("given", "expected"),
     [
         ({"algorithm": "fedcrl"}, "algorithm 'fedcrl': did you mean 'fedccrl'?"),
-        ({"algorithm": "magic"}, "algorithm 'magic': expected one of csac, "),
+        ({"algorithm": "magic"}, "algorithm 'magic': expected one of ccst, "),
         ({"dataset": "styled-digit"}, "dataset 'styled-digit': did you mean 'styled-digits'?"),
         ({"dataset": {"name": "pacs"}}, "dataset 'pacs': expected one of "),
         ({"backbone": "small-cn"}, "backbone 'small-cn': did you mean 'small-cnn'?"),
@@ -75,6 +75,10 @@ def refusal(given: Mapping[str, Any]) -> str:
         ({"sources": ["paper"], "algorithm": "csac"}, "algorithm csac: needs at least 2 silos"),
         ({"sources": ["paper"], "algorithm": "fedccrl"}, "algorithm fedccrl: needs at least 2 silos"),
         ({"hyper": {"participants": 1}, "algorithm": "fedccrl"}, "algorithm fedccrl: needs at least 2 silos"),
+        ({"algorithm": "deepall", "store": "s3://store.example/runs"}, "algorithm 'deepall': pools the images of all silos"),
+        ({"hyper": {"layers": ["layer4"]}, "algorithm": "mixstyle"}, "hyper.layers: expected stages of small-cnn (layer1, "),
+        ({"hyper": {"layers": []}, "algorithm": "mixstyle"}, "hyper.layers: "),
+        ({"hyper": {"probabilistic": False}, "algorithm": "fedsr"}, "hyper.alpha_cmi: expected 0 with probabilistic=false"),
         ({"dataset": "folder"}, "dataset.path: folder needs a "),
         ({"dataset": {"name": "styled-digits", "image_size": 64}}, "dataset.image_size: styled-digits does not take it"),
     ],
@@ -207,6 +211,19 @@ def test_resolving_fills_in_every_choice() -> None:
     spec = resolve(parse_spec({"algorithm": "fedccrl-official", "hyper": {"lambda1": 0.3}}))
     assert (spec.target, spec.sources) == ("paper", ("pencil", "neon", "chalk"))
     assert (spec.hyper["lambda1"], spec.hyper["lambda2"], spec.hyper["ratio"], spec.hyper["classification"]) == (0.3, 0.1, 0.1, "sum")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"silos_per_domain": 4}, {"partition": {"rule": "lambda", "silos": 7}}, {"store": "file:///exchange"}]
+)
+def test_a_centralised_reference_is_one_silo_with_all_sources_whatever_the_partition(fields: dict[str, Any]) -> None:
+    spec = resolve(parse_spec({"algorithm": "deepall", **fields}))
+    federation = Federation(spec, "check", Path())
+    assert federation.silos == ["silo-01"]
+    assert set(federation.share("silo-01").train) == set(spec.sources or ())
+    assert resolve(spec) == spec
+    divided = resolve(parse_spec({"algorithm": "fedavg", **fields}))
+    assert len(Federation(divided, "check", Path()).silos) == {"silos_per_domain": 12, "partition": 7}.get(next(iter(fields), ""), 3)
 
 
 # ---- the schema

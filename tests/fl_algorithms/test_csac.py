@@ -235,7 +235,7 @@ def test_every_pair_of_layers_is_aligned_with_its_attention(monkeypatch: pytest.
         return torch.tensor(10.0 ** (len(pairs) - 1))
 
     monkeypatch.setattr(csac, "multi_kernel_mmd", discrepancy)
-    monkeypatch.setattr(csac, "layer_attention", lambda a, b: torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    monkeypatch.setattr(csac, "layer_attention", lambda a, b, kind: torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     found = one.loss(model, Batch(images, labels, torch.zeros_like(labels)), None) - F.cross_entropy(model(images), labels)
     assert found.item() == pytest.approx(4321.0, rel=1e-5)
     fused, local = images[:, :1, :2, :2].mean().item() * 0.5, images[:, :1, :2, :2].mean().item() * 2
@@ -243,13 +243,13 @@ def test_every_pair_of_layers_is_aligned_with_its_attention(monkeypatch: pytest.
         pytest.approx(pair, abs=1e-5) for pair in ((fused, local), (fused, local + 1), (fused + 1, local), (fused + 1, local + 1))
     ]
     pairs.clear()
-    even = prepared(lambda_align=1.0, attention=False)[0]
+    even = prepared(lambda_align=1.0, attention="none")[0]
     even._frozen, even._projections = one._frozen, one._projections
     found = even.loss(model, Batch(images, labels, torch.zeros_like(labels)), None) - F.cross_entropy(model(images), labels)
     assert found.item() == pytest.approx(1111 / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("align", ["layers", "logits", "none"])
+@pytest.mark.parametrize("align", ["layers", "same-layer", "logits", "none"])
 def test_what_is_aligned(align: str) -> None:
     one, images, labels, model = prepared(align=align)
     value = one.loss(model, Batch(images, labels, torch.zeros_like(labels)), None)
@@ -258,6 +258,34 @@ def test_what_is_aligned(align: str) -> None:
     value.backward()
     assert model.value.grad is not None
     assert one._frozen.value.grad is None
+
+
+def test_same_layers_are_aligned_alone_and_by_either_discrepancy(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(*(lambda images, labels: (images, labels, labels))(*prepared()[1:3]))
+    for discrepancy, expected in (("mmd", 20.0), ("mse", None)):
+        one, images, labels, model = prepared(align="same-layer", lambda_align=1.0, discrepancy=discrepancy)
+        monkeypatch.setattr(csac, "multi_kernel_mmd", lambda x, y: torch.tensor(10.0))
+        found = one.loss(model, batch, None) - F.cross_entropy(model(images), labels)
+        stage = images[:, :1, :2, :2]
+        assert found.item() == pytest.approx(expected or 2 * float((1.5 * stage).square().mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["both", "position", "channel"])
+def test_the_attention_asked_for_is_used(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    one, images, labels, model = prepared(attention=attention)
+    asked: list[str] = []
+    monkeypatch.setattr(csac, "layer_attention", lambda a, b, kind: asked.append(kind) or torch.eye(2))
+    one.loss(model, Batch(images, labels, labels), None)
+    assert asked == [attention]
+
+
+def test_calibration_without_cross_entropy_is_alignment_alone() -> None:
+    one, images, labels, model = prepared(calibration_ce=False, lambda_align=1.0)
+    full = prepared(lambda_align=1.0)[0]
+    batch = Batch(images, labels, labels)
+    difference = full.loss(model, batch, None) - one.loss(model, batch, None)
+    assert difference.item() == pytest.approx(F.cross_entropy(model(images), labels).item(), abs=1e-5)
+    assert one.loss(model, Batch(images[:1], labels[:1], labels[:1]), None).item() == 0.0
 
 
 def test_a_batch_of_one_has_nothing_to_compare() -> None:
@@ -275,6 +303,8 @@ def test_a_batch_of_one_has_nothing_to_compare() -> None:
         ({"participants": 1}, ["a", "b"], "csac trains every silo in every round"),
         ({"bn_buffers": "local"}, ["a", "b"], "use average or frozen"),
         ({"bn_buffers": "pooled"}, ["a", "b"], "use average or frozen"),
+        ({"calibration_ce": False, "align": "none"}, ["a", "b"], "nothing to learn from"),
+        ({"calibration_ce": False, "lambda_align": 0.0}, ["a", "b"], "nothing to learn from"),
     ],
 )
 def test_refusals(hyper: dict[str, Any], silos: list[str], message: str) -> None:

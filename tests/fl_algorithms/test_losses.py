@@ -147,4 +147,6 @@ def test_layer_attention_equals_the_full_maps_averaged_over_the_batch_and_has_no
             position[row, column] = (left.transpose(1, 2) @ right).mean()
             channel[row, column] = (left @ right.transpose(1, 2)).mean()
     torch.testing.assert_close(alpha, (position.softmax(1) + channel.softmax(1)) / 2, atol=1e-12, rtol=0)
+    torch.testing.assert_close(layer_attention(fused, local, "position"), position.softmax(1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(layer_attention(fused, local, "channel"), channel.softmax(1), atol=1e-12, rtol=0)
     assert not alpha.requires_grad

@@ -46,7 +46,7 @@ def test_algorithms_lists_all_and_describes_one() -> None:
     listed = invoke("algorithms").stdout
     assert all(name in listed for name in ALGORITHMS)
     described = invoke("algorithms", "fedccrl-official").stdout
-    assert "arXiv:2410.11267" in described and "statistics, train in every round" in described
+    assert "arXiv:2410.11267" in described and "statistics 24 B a row, train" in described
     row = next(line for line in described.splitlines() if line.startswith("lambda2 "))
     assert row.split()[1] == "0.1"  # the preset's value, not that of the paper
     assert "acquire in round 1, then calibrate" in invoke("algorithms", "csac").stdout
