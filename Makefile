@@ -19,7 +19,7 @@ types: .venv/.test
 
 # Two test processes, one thread each: what the machine of a CI run has.
 pytest: .venv/.test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # The S3 tests run on a real MinIO, built once from source and cached outside the repository. Without Go they are skipped, loudly.
 minio:

@@ -18,8 +18,8 @@ from tests.federations import Run, draw_pictures, values
 BASE = sorted(name for name, entry in ALGORITHMS.items() if not entry.defaults and "+" not in entry.location)
 # A short run: what the papers train for hours, and how fast, is replaced; what makes the preset itself is not.
 SHORT: dict[str, Any] = {
-    "optimizer": "adam", "lr": 2e-3, "schedule": "constant", "batch_size": 32, "epochs": 1, "steps_per_epoch": None, "participants": None,
-    "acquisition_epochs": 1, "acquisition_steps": None, "candidates": None, "label_smoothing": 0.0, "bn_buffers": "average",
+    "optimizer": "adam", "lr": 2e-3, "schedule": "constant", "batch_size": 32, "epochs": 1, "steps_per_epoch": 16, "participants": None,
+    "acquisition_epochs": 1, "acquisition_steps": 16, "classification_epochs": 1, "candidates": None, "label_smoothing": 0.0, "bn_buffers": "average",
 }  # fmt: skip
 
 

@@ -128,19 +128,22 @@ def test_the_order_of_a_batch_does_not_matter() -> None:
 
 def test_each_turn_moves_its_own_player_only(monkeypatch: pytest.MonkeyPatch) -> None:
     one = algorithm(classification_epochs=0, batch_size=32)
-    turns: list[set[str]] = []
+    turns: list[tuple[set[str], set[str]]] = []  # who has a gradient, who moved
     original: Callable[..., None] = fedadg.descend
 
     def watched(*arguments: Any) -> None:
         assert one._discriminator is not None
         parts = {"body": one.network.body, "head": one.network.head, "G": one.network.get_submodule("generator"), "D": one._discriminator}
         before = {name: copied(dict(part.named_parameters())) for name, part in parts.items()}
+        for part in parts.values():
+            part.zero_grad(set_to_none=True)
         original(*arguments)
-        turns.append({name for name, part in parts.items() if not same(copied(dict(part.named_parameters())), before[name])})
+        reached = {name for name, part in parts.items() if any(p.grad is not None for p in part.parameters())}
+        turns.append((reached, {name for name, part in parts.items() if not same(copied(dict(part.named_parameters())), before[name])}))
 
     monkeypatch.setattr(fedadg, "descend", watched)
     trained(one, silo(picture_samples([16]), {MODEL: initial(one)}))
-    assert turns == [{"D"}, {"body", "head"}, {"G"}]
+    assert turns == [(players, players) for players in ({"D"}, {"body", "head"}, {"G"})]
 
 
 @pytest.mark.parametrize(("mode", "sign"), [("toward_features", -1), ("eq4", 1)])
@@ -165,7 +168,7 @@ def test_the_generator_moves_towards_what_looks_extracted_unless_it_follows_the_
 
 @pytest.mark.parametrize(("hyper", "moves"), [({}, True), ({"reference": "frozen"}, False), ({"epochs": 0}, False)])
 def test_the_generator_trains_unless_the_slip_of_the_released_code_is_asked_for(hyper: dict[str, Any], moves: bool) -> None:
-    one = algorithm(**hyper)
+    one = algorithm(weight_decay=0.0, **hyper)  # which would move it without any gradient
     start = initial(one)
     found = trained(one, silo(picture_samples([16]), {MODEL: start}))
     names = [name for name in found if name.startswith("generator.")]
