@@ -19,7 +19,8 @@ BASE = sorted(name for name, entry in ALGORITHMS.items() if not entry.defaults a
 # A short run: what the papers train for hours, and how fast, is replaced; what makes the preset itself is not.
 SHORT: dict[str, Any] = {
     "optimizer": "adam", "lr": 2e-3, "schedule": "constant", "batch_size": 32, "epochs": 1, "steps_per_epoch": 16, "participants": None,
-    "acquisition_epochs": 1, "acquisition_steps": 16, "classification_epochs": 1, "candidates": None, "label_smoothing": 0.0, "bn_buffers": "average",
+    "acquisition_epochs": 1, "acquisition_steps": 16, "classification_epochs": 1, "candidates": None, "label_smoothing": 0.0,
+    "bn_buffers": "average",
 }  # fmt: skip
 
 
