@@ -23,7 +23,7 @@ from fl_algorithms.contract import Server, Silo, Task, Tensors
 from fl_algorithms.randomness import numpy_stream
 from fl_algorithms.samples import Samples
 
-ALGORITHMS = ("csac", "fedavg", "fedccrl", "fedprox", "power-of-choice")
+ALGORITHMS = ("csac", "fedadg", "fedavg", "fedavgm", "fedccrl", "feddg", "fediir", "fedprox", "power-of-choice")
 DOMAINS, TARGET = ("ash", "birch", "cedar"), "yew"
 SIZE = 16
 QUICK: dict[str, dict[str, Any]] = {"csac": {"acquisition_epochs": 1, "proj_channels": 4}, "power-of-choice": {"participants": 2}}

@@ -17,7 +17,7 @@ from components.wire import Payload, encode, model_digest
 from fl_algorithms.aggregation import average
 from tests.federations import ALGORITHMS, Run, Start, global_model, update_file
 
-PRIVATE_NAMES = ("frozen.", "projections.", "optimizer.", "bn.")
+PRIVATE_NAMES = ("frozen.", "projections.", "optimizer.", "bn.", "fedadg.", "velocity.")
 
 
 # ---- what leaves a silo

@@ -49,7 +49,8 @@ def test_algorithms_lists_all_and_describes_one() -> None:
     assert "arXiv:2410.11267" in described and "statistics 24 B a row, train" in described
     row = next(line for line in described.splitlines() if line.startswith("lambda2 "))
     assert row.split()[1] == "0.1"  # the preset's value, not that of the paper
-    assert "acquire in round 1, then calibrate" in invoke("algorithms", "csac").stdout
+    described = " ".join(invoke("algorithms", "csac").stdout.split())
+    assert "acquire 397,832 B in round 1, then calibrate 397,832 B" in described
 
 
 def test_datasets_lists_all_and_describes_one() -> None:
