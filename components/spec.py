@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from components.errors import InputError
 
 MAX_SPEC_BYTES = 1 << 20
+MAX_NAMES = 30
 
 
 class Strict(BaseModel):
@@ -183,8 +184,12 @@ def check_name(field: str, found: str, allowed: Iterable[str]) -> None:
 
 
 def nearest(found: str, names: Sequence[str]) -> str:
+    """A hint for a misspelt name: the closest one, and the others as long as they fit into a line."""
     close = difflib.get_close_matches(found, names, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'? (known: {', '.join(names)})" if close else f"expected one of {', '.join(names)}"
+    shown = ", ".join(names[:MAX_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > MAX_NAMES else "")
+    if not close:
+        return f"expected one of {shown}"
+    return f"did you mean '{close[0]}'?" + (f" (known: {shown})" if len(names) <= MAX_NAMES else "")
 
 
 def explain(error: ValidationError, model: Any, prefix: str = "") -> str:

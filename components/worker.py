@@ -68,7 +68,7 @@ def _settle(log: str, threads: int) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     faulthandler.enable()
     torch.set_num_threads(threads)
     if torch.cuda.is_available():  # on the CPU a fixed number of threads is enough, and the call costs seconds of imports

@@ -184,7 +184,7 @@ class LocalEngine:
         limit, now = self._plan["spec"]["deadline"], time.monotonic()
         for name, worker in list(self._workers.running.items()):
             if worker.job is not None and worker.job.action == "silo" and now - worker.since > limit:
-                job, tail = worker.job, self._workers.last_lines(name)
+                job = worker.job
                 worker.process.kill()
                 self._workers.bury(name)
-                self._lose(name, job, f"missed its deadline of {limit:g} s; last lines of its log: {tail}")
+                self._lose(name, job, f"missed its deadline of {limit:g} s; see {self._workers.logs / name}.log, or raise `deadline`")

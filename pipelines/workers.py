@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-LOG_LINES = 5
+LOG_LINES = 3
 
 
 def cores() -> int:
