@@ -48,7 +48,8 @@ def spec_of(settings: dict[str, Any], cell: Cell) -> dict[str, Any]:
     known = {field.name for field in dataclasses.fields(ALGORITHMS[algorithm].load().Hyper)}
     hyper = {name: value for name, value in settings["spec"]["hyper"].items() if name in known}
     hyper |= settings.get("per_algorithm", {}).get(algorithm, {})
-    return {**settings["spec"], "algorithm": algorithm, "target": target, "seed": seed, "hyper": hyper}
+    own = settings.get("spec_of", {}).get(algorithm, {})
+    return {**settings["spec"], **own, "algorithm": algorithm, "target": target, "seed": seed, "hyper": hyper}
 
 
 def run_cell(settings: dict[str, Any], cell: Cell) -> dict[str, Any]:
