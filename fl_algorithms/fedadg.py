@@ -116,6 +116,7 @@ class FedADG(FedAvg[FedADGHyper]):
         if not hyper.adversarial:
             return super().local_epochs(model, silo)
         self.begin(model, silo)
+        silo = self.augmented(silo)
         assert self._discriminator is not None
         optimizers = self._optimizers(model, self._discriminator)
         kept = optimizers if hyper.persist_optimizer else {"discriminator": optimizers["discriminator"]}

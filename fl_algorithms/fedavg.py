@@ -6,7 +6,7 @@ The other algorithms override parts of this class. Equation numbers: arXiv 2410.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -18,8 +18,9 @@ from fl_algorithms.aggregation import average, normalised, pooled_variance
 from fl_algorithms.contract import Broadcast, Exchange, Layout, Server, Silo, Task, Tensors, Update, Updates, layout_of
 from fl_algorithms.errors import Unusable
 from fl_algorithms.losses import cross_entropy
-from fl_algorithms.models import Network, build_model, load_weights
+from fl_algorithms.models import Network, add_bottleneck, build_model, load_weights
 from fl_algorithms.randomness import stream, stream_seed
+from fl_algorithms.recipes import RECIPES, RecipeName
 from fl_algorithms.samples import Batch
 from fl_algorithms.training import Draw, fit, learning_rate, make_optimizer, optimizer_slots, restore_slots, shuffled
 
@@ -49,6 +50,8 @@ class FedAvgHyper:
     ] = "average"
     persist_optimizer: Annotated[bool, "keep the optimiser's slots on the silo between rounds"] = False
     participants: Annotated[int | None, Ge(1), "silos drawn at random each round; null: all"] = None
+    augment: Annotated[RecipeName, "random crops, flips and colours of training images as in that code; none: images as they are"] = "none"
+    bottleneck: Annotated[int | None, Ge(1), "width of a Linear-BatchNorm-ReLU layer before the classifier (CSAC: 256); null: none"] = None
 
 
 H = TypeVar("H", bound=FedAvgHyper)
@@ -82,7 +85,10 @@ class FedAvg(Generic[H]):
     def build(self) -> Network:
         """A new network with random weights. Override to add modules that are exchanged with it."""
         task = self.task
-        return build_model(task.backbone, task.classes, task.channels, task.image_size)
+        network = build_model(task.backbone, task.classes, task.channels, task.image_size)
+        if self.hyper.bottleneck is not None:
+            add_bottleneck(network, self.hyper.bottleneck)
+        return network
 
     @cached_property
     def network(self) -> Network:
@@ -154,7 +160,7 @@ class FedAvg(Generic[H]):
         if hyper.persist_optimizer:
             restore_slots(optimizer, silo.private)
         loss = fit(
-            model, silo, optimizer, self.rates(silo.round, silo.rounds), hyper.batch_size,
+            model, self.augmented(silo), optimizer, self.rates(silo.round, silo.rounds), hyper.batch_size,
             lambda batch: self.loss(model, batch, silo),
             lambda: self.before_step(model), hyper.steps_per_epoch, draw=self.draw(silo),
         )  # fmt: skip
@@ -170,6 +176,14 @@ class FedAvg(Generic[H]):
             learning_rate(hyper.lr, hyper.schedule, first + e, rounds * hyper.epochs, round, hyper.milestones, hyper.decay)
             for e in range(hyper.epochs)
         ]
+
+    def augmented(self, silo: Silo) -> Silo:
+        """The silo as training sees it: the batches of its images go through the recipe. To be passed to `fit` and `run_epochs`."""
+        recipe = RECIPES[self.hyper.augment]
+        if recipe is None:
+            return silo
+        draws = stream(silo.seed, "augment", silo.name, silo.round)
+        return replace(silo, train=silo.train.augmented(lambda images: recipe(images, draws)))
 
     def trained(self, model: Network) -> Iterator[nn.Parameter]:
         """What the optimiser moves."""

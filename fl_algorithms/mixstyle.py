@@ -22,10 +22,13 @@ from fl_algorithms.models import Network
 from fl_algorithms.randomness import stream
 from fl_algorithms.samples import Batch
 
-# The paper names the stages of a ResNet. Elsewhere: the last block with maps of 1/4, 1/8, 1/16 of the image; in the small net,
-# whose maps shrink less, its first three blocks.
+# The paper names the stages of a ResNet. Elsewhere: the last block with maps of 1/4, 1/8, 1/16 of the image; in AlexNet, whose last
+# convolutions all have such maps, its first three; in the small nets, whose maps shrink less, the first blocks: one of two, three of four.
 STAGES: dict[str, dict[str, str]] = {
     "small-cnn": {"layer1": "0", "layer2": "1", "layer3": "2"},
+    "mnist-cnn": {"layer1": "0"},
+    "femnist-cnn": {"layer1": "0"},
+    "alexnet": {"layer1": "1", "layer2": "4", "layer3": "7"},
     "mobilenet-v2": {"layer1": "3", "layer2": "6", "layer3": "13"},
     "mobilenet-v3-large": {"layer1": "3", "layer2": "6", "layer3": "12"},
 }
@@ -108,11 +111,10 @@ class StyleMixingNetwork(Network):
             return super().features(images)
         maps = self._shown(images)
         for name, block in self.body.named_children():
-            maps = block(maps)
+            maps = self._run(block, maps)
             if name in self.stages:
                 maps = self.mix(maps)
-        representation: torch.Tensor = self.neck(maps)
-        return representation
+        return self._run(self.neck, maps)
 
 
 def mix_statistics(maps: torch.Tensor, own_share: torch.Tensor, partner: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

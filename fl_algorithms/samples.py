@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from fl_algorithms.device import choice
+
+Augment = Callable[[torch.Tensor], torch.Tensor]  # uint8 images [B,C,H,W] -> as many of the same size, float in 0..1
 
 
 class Batch(NamedTuple):
@@ -40,26 +45,72 @@ class Samples:
         # (x / 255 - mean) / std as one multiply-add
         self._scale = (1.0 / (255.0 * torch.tensor(std, device=device))).view(1, -1, 1, 1)
         self._shift = (-torch.tensor(mean, device=device) / torch.tensor(std, device=device)).view(1, -1, 1, 1)
+        self._augment: Augment | None = None
+        self._choice = choice(device)
+        if 0 < len(self) * self._pixels[0][:1].numel() <= self._choice.resident:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Copy the rows to the device, a few at a time: the host never holds them all."""
+        resident = torch.empty((len(self), *self._pixels[0].shape[1:]), dtype=torch.uint8, device=self.device)
+        for index in torch.arange(len(self)).split(256):
+            resident[index.to(self.device)] = self._gather(index).to(self.device)
+        self._pixels, self._rows, self._source = [resident], torch.arange(len(self), device=self.device), torch.zeros_like(self._source)
 
     def __len__(self) -> int:
         return len(self._rows)
 
+    def augmented(self, augment: Augment) -> Samples:
+        """The same rows, whose `batches` are augmented before they are normalised; `images` are not."""
+        changed = copy.copy(self)
+        changed._augment = augment
+        return changed
+
     def images(self, index: torch.Tensor) -> torch.Tensor:
         """Normalised float images [B,C,H,W] in channels_last memory order, which the convolutions like best."""
-        if len(self._pixels) == 1:
-            pixels = self._pixels[0][self._rows[index]]
-        else:
-            source, rows = self._source[index], self._rows[index]
-            pixels = torch.empty((len(index), *self._pixels[0].shape[1:]), dtype=torch.uint8)
-            for i, images in enumerate(self._pixels):
-                chosen = (source == i).nonzero().squeeze(1)
-                pixels[chosen] = images[rows[chosen]]
-        batch = pixels.to(self.device, non_blocking=True).permute(0, 3, 1, 2).to(torch.float32)
-        return batch.mul_(self._scale).add_(self._shift)
+        return self._normalise(self._fetch(index))
 
     def batches(self, size: int, order: torch.Tensor | None = None) -> Iterator[Batch]:
         """`size` rows at a time, in the given order (default: as stored)."""
         order = torch.arange(len(self)) if order is None else order
-        for index in order.split(size) if len(order) else ():
+        indices = order.split(size) if len(order) else ()
+        fetched: Iterable[torch.Tensor] = map(self._fetch, indices)
+        if self._choice.pinned:
+            fetched = one_ahead(fetched)
+        for index, pixels in zip(indices, fetched, strict=True):
             labels, domains = (rows[index].to(self.device, non_blocking=True) for rows in (self.labels, self.domains))
-            yield Batch(self.images(index), labels, domains)
+            yield Batch(self._normalise(pixels, self._augment), labels, domains)
+
+    def _fetch(self, index: torch.Tensor) -> torch.Tensor:
+        """Pixels [B,H,W,C] uint8 on the device."""
+        pixels = self._gather(index)
+        if self._choice.pinned and pixels.device != self.device:
+            pixels = pixels.pin_memory()
+        return pixels.to(self.device, non_blocking=True)
+
+    def _gather(self, index: torch.Tensor) -> torch.Tensor:
+        """Pixels [B,H,W,C] uint8 where they are kept."""
+        if len(self._pixels) == 1:
+            return self._pixels[0][self._rows[index.to(self._rows.device)]]
+        source, rows = self._source[index], self._rows[index]
+        pixels = torch.empty((len(index), *self._pixels[0].shape[1:]), dtype=torch.uint8)
+        for i, images in enumerate(self._pixels):
+            chosen = (source == i).nonzero().squeeze(1)
+            pixels[chosen] = images[rows[chosen]]
+        return pixels
+
+    def _normalise(self, pixels: torch.Tensor, augment: Augment | None = None) -> torch.Tensor:
+        batch = pixels.permute(0, 3, 1, 2)
+        if augment is not None:
+            return augment(batch).mul_(255 * self._scale).add_(self._shift)
+        return batch.to(torch.float32).mul_(self._scale).add_(self._shift)
+
+
+def one_ahead(fetched: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The same tensors; each is fetched before the one in front of it is handed out, so that its copy runs while that one is used."""
+    waiting: list[torch.Tensor] = []
+    for pixels in fetched:
+        waiting.append(pixels)
+        if len(waiting) == 2:
+            yield waiting.pop(0)
+    yield from waiting

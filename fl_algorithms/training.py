@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fl_algorithms.contract import Silo
+from fl_algorithms.errors import Unusable
 from fl_algorithms.randomness import stream
 from fl_algorithms.samples import Batch
 
@@ -126,8 +127,13 @@ def run_epochs(
         total, count = torch.zeros((), device=silo.device), 0
         for batch in samples.batches(batch_size, (draw or shuffled)(len(samples), per_epoch, generator)):
             size = len(batch.labels)
-            if size == 1 and count and fails_on_one_image(model, batch.images):
-                continue
+            if size == 1 and fails_on_one_image(model, batch.images):
+                if count:
+                    continue
+                raise Unusable(
+                    f"silo {silo.name}: a batch of one image, expected two or more where this network normalises 1x1 maps; "
+                    "give the silo more images, raise hyper.batch_size or enlarge the images"
+                )
             total += step(batch, rate) * size
             count, done = count + size, done + size
             silo.report(stage, done, per_epoch * len(rates), mean_loss)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fl_algorithms.data.dataset import DataSet
@@ -23,6 +23,26 @@ class DataSetInfo:
     loader: str  # "module:function", called with the options that were given
     needs_path: bool
     options: dict[str, str]
+    fixed: dict[str, str] = field(default_factory=dict)  # further arguments of the loader
+
+
+IMAGE_SIZE = {"image_size": "side in pixels that pictures are resized to (default 224)"}
+ON_BROKEN = {"on_broken": "fail (default) or skip: what to do with a picture that cannot be decoded"}
+TREE = {"path": "folder that holds the domain folders (a silo needs only its own)", **IMAGE_SIZE, **ON_BROKEN}
+LISTS = {
+    "path": "folder that the paths in the lists are relative to",
+    "lists": "folder of the list files (default: splits in path, or path itself)",
+    **IMAGE_SIZE,
+    **ON_BROKEN,
+}
+
+
+def _tree(name: str, summary: str) -> DataSetInfo:
+    return DataSetInfo(name, summary, "fl_algorithms.data.published:open_published", True, TREE, {"name": name})
+
+
+def _lists(name: str, summary: str, **options: str) -> DataSetInfo:
+    return DataSetInfo(name, summary, "fl_algorithms.data.lists:open_lists", True, {**LISTS, **options}, {"name": name})
 
 
 DATASETS: dict[str, DataSetInfo] = {
@@ -53,14 +73,55 @@ DATASETS: dict[str, DataSetInfo] = {
             },
         ),
         DataSetInfo(
+            "digits",
+            "MNIST, MNIST-M and USPS; 32 px RGB; from idx files, sprites and HDF5",
+            "fl_algorithms.data.digit_sets:open_digits",
+            needs_path=True,
+            options={"path": "folder with the files, or with the folders mnist and digits that hold them"},
+        ),
+        _tree("pacs", "PACS: photos, paintings, cartoons and sketches of 7 classes; domain/class/file folders"),
+        _lists("pacs-lists", "PACS by its official lists, which are also its split: <domain>_{train,crossval}_kfold.txt"),
+        _tree("vlcs", "VLCS: Caltech, LabelMe, Pascal and Sun, 5 classes; domain/class/file or domain/{train,test}/class/file"),
+        _lists("vlcs-lists", "VLCS by its 70/30 lists, which are also its split: <domain>_{train,test}.txt"),
+        _tree("officehome", "OfficeHome: art, clip art, product and real-world pictures of 65 classes; domain/class/file folders"),
+        _tree("office-caltech-home", "the 8 classes that Office-Caltech (without DSLR) and OfficeHome share; 7 domain/class/file folders"),
+        _lists(
+            "minidomainnet",
+            "126 classes of DomainNet in 4 domains; by lists splits_mini/<domain>_{train,test}.txt",
+            lists="folder of the list files (default: splits_mini in path)",
+            image_size="side in pixels that pictures are resized to (default 128)",
+        ),
+        DataSetInfo(
+            "femnist",
+            "LEAF's handwritten characters by some 3,500 writers, 62 classes; 28 px grey; from JSON",
+            "fl_algorithms.data.femnist:open_femnist",
+            needs_path=True,
+            options={
+                "path": "folder that holds LEAF's folders train and test",
+                "protocol": "plain (default): domains train and test; rotated-1000, rotated-all: six angles; "
+                "dg-1000, dg-all: six transforms; of the first 1,002 writers or of all",
+            },
+        ),
+        DataSetInfo(
             "folder",
-            "pictures in domain/class/file folders, such as PACS, VLCS or OfficeHome; RGB",
+            "your own pictures in domain/class/file folders; RGB",
             "fl_algorithms.data.folder:open_folder",
             needs_path=True,
             options={
                 "path": "folder that holds the domain folders and, where a silo sees only its own domain, classes.txt",
-                "image_size": "side in pixels that pictures are resized to (default 224)",
-                "on_broken": "fail (default) or skip: what to do with a picture that cannot be decoded",
+                **IMAGE_SIZE,
+                **ON_BROKEN,
+            },
+        ),
+        DataSetInfo(
+            "csv",
+            "your own pictures in a table of path,label,domain; RGB",
+            "fl_algorithms.data.table:open_csv",
+            needs_path=True,
+            options={
+                "path": "CSV file, with or without a header; next to it, where a silo sees only its own rows, classes.txt",
+                **IMAGE_SIZE,
+                **ON_BROKEN,
             },
         ),
     )
@@ -73,6 +134,7 @@ def open_dataset(
     image_size: int | None = None,
     on_broken: Literal["fail", "skip"] = "fail",
     protocol: str | None = None,
+    lists: str | None = None,
 ) -> DataSet:
     """Open a data set of the registry; `DATASETS[name].options` says which arguments it takes. Reads no pixels."""
     info = DATASETS.get(name)
@@ -80,7 +142,7 @@ def open_dataset(
         close = difflib.get_close_matches(name, DATASETS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(DATASETS)}"
         raise Unusable(f"dataset {name!r}: no such data set; {hint}")
-    given = {"path": path, "image_size": image_size, "protocol": protocol}
+    given = {"path": path, "image_size": image_size, "protocol": protocol, "lists": lists}
     options: dict[str, object] = {option: value for option, value in given.items() if value is not None}
     if on_broken != "fail":
         options["on_broken"] = on_broken
@@ -91,5 +153,5 @@ def open_dataset(
     if info.needs_path and path is None:
         raise Unusable(f"dataset.path: {name} needs a {info.options['path']}, found nothing; set dataset.path")
     module, function = info.loader.split(":")
-    opened: DataSet = getattr(importlib.import_module(module), function)(**options)
+    opened: DataSet = getattr(importlib.import_module(module), function)(**info.fixed, **options)
     return opened

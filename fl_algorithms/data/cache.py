@@ -2,7 +2,8 @@
 
 `<root>/<data set>-<key>/<domain>.u8` holds the pixels and `<domain>.json` everything else. The key is the digest of all
 that determines the pixels, so a stale entry is never found. The JSON is put in place last and holds the digest of the
-content, which is verified at every opening: an entry that is half-written or damaged is built again.
+content, which is verified at every opening: an entry that is half-written or damaged is built again. A build that was
+interrupted goes on after the last block whose digest is in its journal (`partial.py`).
 """
 
 from __future__ import annotations
@@ -16,26 +17,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import numpy as np
+from blake3 import blake3
 
 from fl_algorithms.data.images import Images
+from fl_algorithms.data.partial import Block, Journal
 from fl_algorithms.errors import Unusable
 
-FORMAT = 1
+FORMAT = 2
 CHUNK = 1 << 22
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Block:
-    """Some consecutive pictures of a domain. `skipped` names files that should have been among them."""
-
-    pixels: np.ndarray  # uint8 [n, H, W, C]
-    labels: np.ndarray  # int64 [n]
-    groups: np.ndarray | None = None  # int64 [n]
-    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,8 @@ class Source:
     """Where the pictures of a domain come from when they are not in the cache."""
 
     key: Mapping[str, Any]  # JSON-able; all that determines the pixels
-    blocks: Callable[[], Iterator[Block]]  # in a fixed order
+    block: Callable[[int], Block]  # by number, so that an interrupted build need not start again
+    blocks: int = 1
     total: int | None = None  # pictures to come, where that takes long enough to show progress
 
 
@@ -60,14 +55,15 @@ def cached(dataset: str, domain: str, classes: tuple[str, ...], source: Source, 
     key = {"format": FORMAT, "classes": classes, **source.key}
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache_root() / f"{dataset}-{name}"
-    images = _open(folder, domain)
+    stem = quote(domain, safe=" ")  # a domain of a table may be any text, "../x" included
+    images = _open(folder, stem)
     if images is None:
         try:
-            with _locked(folder, domain):
-                images = _open(folder, domain)  # another process may have built it while this one waited
+            with _locked(folder, stem):
+                images = _open(folder, stem)  # another process may have built it while this one waited
                 if images is None:
-                    _build(folder, domain, classes, source, progress)
-                    images = _open(folder, domain)
+                    _build(folder, stem, classes, source, progress)
+                    images = _open(folder, stem)
         except OSError as error:
             raise Unusable(
                 f"cache {folder}: expected a folder with room to write in, found {error.strerror or error}; "
@@ -79,48 +75,49 @@ def cached(dataset: str, domain: str, classes: tuple[str, ...], source: Source, 
 
 
 @contextmanager
-def _locked(folder: Path, domain: str) -> Iterator[None]:
+def _locked(folder: Path, stem: str) -> Iterator[None]:
     """Exclusive between processes and given up by the kernel when the holder dies, so a crash leaves nothing stuck."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{domain}.lock").open("w") as lock:
+    with (folder / f"{stem}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _build(folder: Path, domain: str, classes: tuple[str, ...], source: Source, progress: Progress | None) -> None:
-    # A fixed temporary name: the lock makes it ours, and what a killed builder left is overwritten.
-    temporary = folder / f"{domain}.tmp"
+def _build(folder: Path, stem: str, classes: tuple[str, ...], source: Source, progress: Progress | None) -> None:
+    # Fixed names: the lock makes them ours.
+    pixels, journal, temporary = (folder / f"{stem}.{suffix}" for suffix in ("part", "journal", "tmp"))
     try:
-        with temporary.open("wb") as file:
-            entry = _write_pixels(file, source, progress)
-            _sync(file)
-        entry |= {"format": FORMAT, "classes": classes}
-        entry["digest"] = _digest(entry, temporary)
-        temporary.replace(folder / f"{domain}.u8")
+        entry = _decode(pixels, journal, source, progress) | {"format": FORMAT, "classes": classes}
+        if not entry["labels"]:
+            raise Unusable(f"domain {stem}: expected pictures, found {len(entry['skipped'])} files of which none can be decoded")
+        entry["digest"] = _digest(entry, pixels)
+        pixels.replace(folder / f"{stem}.u8")
         with temporary.open("wb") as file:
             file.write(json.dumps(entry).encode())
             _sync(file)
-        temporary.replace(folder / f"{domain}.json")
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        temporary.replace(folder / f"{stem}.json")
+        journal.unlink()
+    except Unusable:  # what repairs it changes the key: this part would never be found again
+        for path in (pixels, journal):
+            path.unlink(missing_ok=True)
         raise
 
 
-def _write_pixels(file: BinaryIO, source: Source, progress: Progress | None) -> dict[str, Any]:
+def _decode(pixels: Path, journal: Path, source: Source, progress: Progress | None) -> dict[str, Any]:
     """Write one block after the other, so that memory holds one block, and return what goes into the JSON."""
-    labels: list[int] = []
-    groups: list[int] = []
-    skipped: list[str] = []
-    shape: tuple[int, ...] = ()
-    for block in source.blocks():
-        file.write(np.ascontiguousarray(block.pixels).data)
-        labels += block.labels.tolist()
-        groups += [] if block.groups is None else block.groups.tolist()
-        skipped += block.skipped
-        shape = block.pixels.shape[1:]
-        if progress and source.total:
-            progress(len(labels) + len(skipped), source.total)
-    return {"shape": [len(labels), *shape], "labels": labels, "groups": groups or None, "skipped": skipped}
+    with Journal(pixels, journal) as written:
+        for number in range(written.blocks, source.blocks):
+            written.append(source.block(number))
+            if progress and source.total:
+                progress(written.pictures + len(written.skipped), source.total)
+        _sync(written.file)
+        return {
+            "shape": [written.pictures, *written.shape],
+            "labels": written.labels,
+            "groups": written.groups or None,
+            "held_out": written.held_out or None,
+            "skipped": written.skipped,
+        }
 
 
 def _sync(file: BinaryIO) -> None:
@@ -128,11 +125,11 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _open(folder: Path, domain: str) -> Images | None:
+def _open(folder: Path, stem: str) -> Images | None:
     """None if there is no entry or it is not intact."""
     try:
-        entry = json.loads((folder / f"{domain}.json").read_text(encoding="utf-8"))
-        pixels_path = folder / f"{domain}.u8"
+        entry = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
+        pixels_path = folder / f"{stem}.u8"
         if entry["digest"] != _digest(entry, pixels_path):
             return None
         return Images(
@@ -141,6 +138,7 @@ def _open(folder: Path, domain: str) -> Images | None:
             classes=tuple(entry["classes"]),
             digest=entry["digest"],
             groups=None if entry["groups"] is None else np.array(entry["groups"], np.int64),
+            held_out=None if entry["held_out"] is None else np.array(entry["held_out"], bool),
             skipped=tuple(entry["skipped"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
@@ -148,8 +146,9 @@ def _open(folder: Path, domain: str) -> Images | None:
 
 
 def _digest(entry: Mapping[str, Any], pixels: Path) -> str:
-    header = {name: entry[name] for name in ("format", "shape", "classes", "labels", "groups")}
-    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    """BLAKE3: a silo waits for it before its first batch, and SHA-256 takes four times as long."""
+    names = ("format", "shape", "classes", "labels", "groups", *(["held_out"] if entry["held_out"] is not None else []))
+    digest = blake3(json.dumps({name: entry[name] for name in names}, sort_keys=True).encode())
     with pixels.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)

@@ -6,15 +6,15 @@ domains differ by nothing but the angle. Protocol `domainbed` gives every pictur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from fl_algorithms.data.cache import Block, Source
+from fl_algorithms.data.cache import Source
 from fl_algorithms.data.dataset import DataSet
 from fl_algorithms.data.digits import CLASSES, bundled_digits, by_class
 from fl_algorithms.data.idx import find_idx, read_idx
+from fl_algorithms.data.partial import Block
 from fl_algorithms.data.raster import REVISION, to_bytes, turn, upsample
 from fl_algorithms.errors import Unusable
 from fl_algorithms.randomness import permutation
@@ -29,12 +29,12 @@ def open_rotated_digits() -> DataSet:
     domains = {f"r{angle}": angle for angle in ANGLES}
 
     def source(domain: str) -> Source:
-        def blocks() -> Iterator[Block]:
+        def block(_: int) -> Block:
             pictures, labels = bundled_digits()
             chosen = _hundred_per_class(labels, "rotated-digits")
-            yield from _turned(np.clip(upsample(pictures[chosen], SIZE), 0, 1), labels[chosen], domains[domain])
+            return _turned(np.clip(upsample(pictures[chosen], SIZE), 0, 1), labels[chosen], domains[domain])
 
-        return Source({"revision": REVISION}, blocks)
+        return Source({"revision": REVISION}, block)
 
     return DataSet("rotated-digits", tuple(domains), CLASSES, SIZE, 1, (0.1997,), (0.3064,), source)
 
@@ -48,7 +48,7 @@ def open_rotated_mnist(path: str, protocol: str = "csac") -> DataSet:
     domains = {f"m{angle}": angle for angle in ANGLES}
 
     def source(domain: str) -> Source:
-        def blocks() -> Iterator[Block]:
+        def block(_: int) -> Block:
             pictures = np.concatenate([_read_pictures(file) for file in images])
             targets = np.concatenate([read_idx(file, axes=1) for file in labels]).astype(np.int64)
             _check_labels(path, pictures, targets)
@@ -57,10 +57,10 @@ def open_rotated_mnist(path: str, protocol: str = "csac") -> DataSet:
             else:
                 number = tuple(domains).index(domain)
                 chosen = np.sort(permutation(len(targets), 0, "rotated-mnist")[number :: len(domains)])
-            yield from _turned(pictures[chosen] / np.float32(255), targets[chosen], domains[domain])
+            return _turned(pictures[chosen] / np.float32(255), targets[chosen], domains[domain])
 
         files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in images + labels]
-        return Source({"revision": REVISION, "protocol": protocol, "files": files}, blocks)
+        return Source({"revision": REVISION, "protocol": protocol, "files": files}, block)
 
     # The usual mean and deviation of MNIST's training pictures.
     return DataSet("rotated-mnist", tuple(domains), CLASSES, SIZE, 1, (0.1307,), (0.3081,), source)
@@ -70,10 +70,9 @@ def _hundred_per_class(labels: np.ndarray, purpose: str) -> np.ndarray:
     return np.sort(np.concatenate([indices[:100] for indices in by_class(labels, purpose)]))
 
 
-def _turned(pictures: np.ndarray, labels: np.ndarray, degrees: int) -> Iterator[Block]:
-    for start in range(0, len(labels), BATCH):
-        part = slice(start, start + BATCH)
-        yield Block(to_bytes(turn(pictures[part], degrees))[..., None], labels[part])
+def _turned(pictures: np.ndarray, labels: np.ndarray, degrees: int) -> Block:
+    parts = [to_bytes(turn(pictures[start : start + BATCH], degrees)) for start in range(0, len(labels), BATCH)]
+    return Block(np.concatenate(parts)[..., None], labels)
 
 
 def _read_pictures(file: Path) -> np.ndarray:

@@ -13,13 +13,14 @@ group, so that a split never has one variant in training and the other in valida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from fl_algorithms.data.cache import Block, Source
+from fl_algorithms.data.cache import Source
 from fl_algorithms.data.dataset import IMAGENET_MEAN, IMAGENET_STD, DataSet
 from fl_algorithms.data.digits import CLASSES, bundled_digits, by_class
+from fl_algorithms.data.partial import Block
 from fl_algorithms.data.raster import REVISION, blur, noise, ramp, to_bytes, upsample, warp
 from fl_algorithms.randomness import numpy_stream
 
@@ -35,16 +36,16 @@ def open_styled_digits() -> DataSet:
 
 
 def _source(domain: str) -> Source:
-    def blocks() -> Iterator[Block]:
+    def block(_: int) -> Block:
         pictures, labels = bundled_digits()
         number = tuple(STYLES).index(domain)
         chosen = np.concatenate([indices[number :: len(STYLES)] for indices in by_class(labels, "styled-digits")])
         base = np.repeat(np.sort(chosen), VARIANTS)
         generator = numpy_stream(0, "styled-digits", domain)
         strokes = _jitter(upsample(pictures[base], SIZE), generator)
-        yield Block(to_bytes(STYLES[domain](strokes, generator)), labels[base], groups=base)
+        return Block(to_bytes(STYLES[domain](strokes, generator)), labels[base], groups=base)
 
-    return Source({"revision": REVISION}, blocks)
+    return Source({"revision": REVISION}, block)
 
 
 def _jitter(strokes: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
-from fl_algorithms import augmix
+from fl_algorithms import augment, augmix
 from fl_algorithms.augment import channel_statistics, sample_beta, transfer_style
 from fl_algorithms.augmix import AugMix, affine_matrix, mix, warp
 from fl_algorithms.randomness import stream
@@ -162,7 +162,7 @@ def test_augmix_stays_in_range_and_repeats(op_set: Literal["paper9", "torchvisio
 def test_augmix_does_not_depend_on_how_the_batch_is_cut_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     images = photographs(3).float() / 255
     whole = AugMix()(images, stream(4, "augmix"))
-    monkeypatch.setattr(augmix, "_CACHED_VALUES", images[0].numel())
+    monkeypatch.setattr(augment, "CACHED_VALUES", images[0].numel())
     torch.testing.assert_close(AugMix()(images, stream(4, "augmix")), whole)
 
 

@@ -23,10 +23,10 @@ from fl_algorithms.errors import Unusable
 
 SHARED = Path(os.environ.get("SILOFLOW_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 STYLED_DIGESTS = {
-    "paper": "59c36a64707fc23a",
-    "chalk": "24f646b164d579e3",
-    "neon": "f0466d2395781868",
-    "pencil": "9f5730918f15678d",
+    "paper": "2c45a2a17d86977e",
+    "chalk": "59c6c6a4f92e2f8f",
+    "neon": "1385fff0d6b869b6",
+    "pencil": "b9285c6a56e52da1",
 }
 needs_mnist = pytest.mark.skipif(not (SHARED / "mnist").is_dir(), reason="MNIST is not here: set SILOFLOW_TEST_DATA")
 
@@ -66,7 +66,7 @@ def test_wrong_arguments_are_refused_in_one_line(arguments: dict[str, str], mess
 
 def test_every_option_of_the_registry_is_an_argument() -> None:
     for info in DATASETS.values():
-        assert set(info.options) <= {"path", "image_size", "on_broken", "protocol"}
+        assert set(info.options) <= {"path", "image_size", "on_broken", "protocol", "lists"}
         assert info.needs_path == ("path" in info.options)
 
 

@@ -129,7 +129,7 @@ def test_extremes_have_finite_values_and_gradients() -> None:
 
 @pytest.mark.parametrize("backbone", MODELS)
 def test_extra_tensors_are_the_encoder_and_the_reference(backbone: str) -> None:
-    task = Task(backbone, 7, 3, 32, TASK.mean, TASK.std)
+    task = Task(backbone, 7, 3, 64, TASK.mean, TASK.std)
     plain, ours = FedAvg(FedAvgHyper(), task).upload, fedsr(task).upload
     width = plain["head.weight"].shape[1]
     assert width is not None

@@ -132,13 +132,15 @@ def test_two_halves_are_exchanged_in_random_order() -> None:
 
 @pytest.mark.parametrize("backbone", MODELS)
 def test_the_model_keeps_its_tensor_names(backbone: str) -> None:
-    task = Task(backbone, 3, 3, 32, TASK.mean, TASK.std)
-    one = mixstyle(task)
+    task = Task(backbone, 3, 3, 64, TASK.mean, TASK.std)
+    layers = ("layer1",) if backbone in ("mnist-cnn", "femnist-cnn") else ("layer1", "layer2", "layer3")
+    one = mixstyle(task, layers=layers)
     one.refuse(["a"])
     assert one.upload == fedavg(task).upload
-    network = one.build()
+    with torch.device("meta"):
+        network = one.build()
     assert {name for name, _ in network.body.named_children()} > network.stages
-    assert len(network.stages) == 3
+    assert len(network.stages) == len(layers)
 
 
 def probe(network: Any, images: torch.Tensor) -> list[tuple[int, ...]]:
@@ -156,7 +158,14 @@ def probe(network: Any, images: torch.Tensor) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("backbone", "sizes"),
-    [("resnet-18", [16, 8, 4]), ("mobilenet-v2", [16, 8, 4]), ("mobilenet-v3-large", [16, 8, 4]), ("small-cnn", [32, 16, 8])],
+    [
+        ("resnet-18", [16, 8, 4]),
+        ("resnet-50", [16, 8, 4]),
+        ("mobilenet-v2", [16, 8, 4]),
+        ("mobilenet-v3-large", [16, 8, 4]),
+        ("alexnet", [15, 7, 3]),
+        ("small-cnn", [32, 16, 8]),
+    ],
 )
 def test_the_stages_are_those_of_the_paper(backbone: str, sizes: list[int]) -> None:
     network = mixstyle(Task(backbone, 3, 3, 64, TASK.mean, TASK.std)).build()
@@ -166,7 +175,13 @@ def test_the_stages_are_those_of_the_paper(backbone: str, sizes: list[int]) -> N
 
 @pytest.mark.parametrize(
     ("backbone", "layers"),
-    [("small-cnn", ("layer4",)), ("small-cnn", ("3",)), ("resnet-18", ("layer1", "layer4")), ("resnet-18", ("block1",))],
+    [
+        ("small-cnn", ("layer4",)),
+        ("small-cnn", ("3",)),
+        ("mnist-cnn", ("layer1", "layer2")),
+        ("resnet-18", ("layer1", "layer4")),
+        ("resnet-18", ("block1",)),
+    ],
 )
 def test_stages_the_backbone_has_not_and_the_last_one_are_refused(backbone: str, layers: tuple[str, ...]) -> None:
     with pytest.raises(Unusable, match=f"hyper.layers: expected stages of {backbone} .*, found '{layers[-1]}'") as caught:

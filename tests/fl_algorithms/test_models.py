@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,16 +16,40 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fl_algorithms.contract import Task
 from fl_algorithms.errors import Unusable
+from fl_algorithms.fedavg import FedAvg, FedAvgHyper
 from fl_algorithms.models import MODELS, Network, build_model, load_weights
 
-PARAMETERS = {"small-cnn": 98_583, "mobilenet-v2": 2_232_839, "mobilenet-v3-large": 4_210_999, "resnet-18": 11_180_103}
-WIDTHS = {"small-cnn": 128, "mobilenet-v2": 1280, "mobilenet-v3-large": 1280, "resnet-18": 512}
+PARAMETERS = {
+    "small-cnn": 98_583,
+    "mnist-cnn": 1_663_431,
+    "femnist-cnn": 2_167_239,
+    "mobilenet-v2": 2_232_839,
+    "mobilenet-v3-large": 4_210_999,
+    "resnet-18": 11_180_103,
+    "resnet-50": 23_522_375,
+    "alexnet": 57_032_519,
+}
+WIDTHS = {
+    "small-cnn": 128,
+    "mnist-cnn": 512,
+    "femnist-cnn": 2048,
+    "mobilenet-v2": 1280,
+    "mobilenet-v3-large": 1280,
+    "resnet-18": 512,
+    "resnet-50": 2048,
+    "alexnet": 4096,
+}
 STAGES = {
     "small-cnn": [(64, 8), (128, 8)],
+    "mnist-cnn": [(32, 32), (64, 16)],
+    "femnist-cnn": [(32, 30), (64, 13)],
     "mobilenet-v2": [(32, 8), (96, 4), (320, 2)],
     "mobilenet-v3-large": [(40, 8), (112, 4), (160, 2)],
     "resnet-18": [(128, 8), (256, 4), (512, 2)],
+    "resnet-50": [(512, 8), (1024, 4), (2048, 2)],
+    "alexnet": [(384, 3), (256, 3), (256, 1)],
 }
 
 
@@ -48,6 +73,44 @@ def test_grey_images_train_in_channels_last_down_to_a_batch_of_one(name: str) ->
     maps, logits = model.forward_stages(torch.rand(1, 1, 64, 64))
     (logits.sum() + sum(stage.sum() for stage in maps)).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stages"),
+    [
+        ("resnet-18", 224, [(128, 28), (256, 14), (512, 7)]),
+        ("alexnet", 224, [(384, 13), (256, 13), (256, 6)]),
+        ("mnist-cnn", 28, [(32, 14), (64, 7)]),
+        ("femnist-cnn", 28, [(32, 12), (64, 4)]),
+    ],
+)
+def test_stages_have_the_sizes_of_the_csac_paper(name: str, size: int, stages: list[tuple[int, int]]) -> None:
+    with torch.device("meta"):
+        maps, _ = build_model(name, classes=7, channels=3, image_size=size).eval().forward_stages(torch.empty(1, 3, size, size))
+    assert [(stage.shape[1], stage.shape[2]) for stage in maps] == stages
+
+
+@pytest.mark.parametrize(("name", "classes", "parameters"), [("mnist-cnn", 10, 1_663_370), ("femnist-cnn", 62, 2_278_334)])
+def test_small_networks_have_the_papers_number_of_parameters(name: str, classes: int, parameters: int) -> None:
+    model = build_model(name, classes, channels=1, image_size=28)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_femnist_cnn_is_the_network_of_the_feddann_specification() -> None:
+    torch.manual_seed(0)
+    ours = build_model("femnist-cnn", 62, channels=1, image_size=28)
+    plain = nn.Sequential(
+        *(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
+        *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
+        *(nn.Flatten(), nn.Linear(1024, 2048), nn.ReLU(), nn.Dropout(0.25), nn.Linear(2048, 62)),
+    )
+    plain.load_state_dict(dict(zip(plain.state_dict(), ours.state_dict().values(), strict=True)))
+    images = torch.rand(3, 1, 28, 28)
+    logits = []
+    for model in (ours, plain):
+        torch.manual_seed(1)  # the same dropout
+        logits.append(model(images))
+    torch.testing.assert_close(*logits)
 
 
 def test_grey_equals_three_equal_channels() -> None:
@@ -95,6 +158,8 @@ print("torchvision" in sys.modules)
         ("small-cnn", 1, 3, 32, "at least 2 classes, found 1"),
         ("resnet-18", 7, 4, 224, "1 or 3 channels, found 4"),
         ("mobilenet-v2", 7, 3, 28, ">= 32 px, found 28 px"),
+        ("alexnet", 7, 3, 62, ">= 63 px, found 62 px"),
+        ("femnist-cnn", 7, 1, 20, ">= 28 px, found 20 px"),
     ],
 )
 def test_what_cannot_be_built_is_refused(name: str, classes: int, channels: int, size: int, message: str) -> None:
@@ -109,6 +174,8 @@ def torchvision_model(name: str) -> nn.Module:
         "mobilenet-v2": models.mobilenet_v2,
         "mobilenet-v3-large": models.mobilenet_v3_large,
         "resnet-18": models.resnet18,
+        "resnet-50": models.resnet50,
+        "alexnet": models.alexnet,
     }
     return builders[name](weights=None, num_classes=5).eval()
 
@@ -129,6 +196,46 @@ def test_published_weights_give_the_published_network(name: str, suffix: str, tm
     assert report.digest == hashlib.sha256(path.read_bytes()).hexdigest()
     images = torch.rand(2, 3, 64, 64)
     torch.testing.assert_close(model(images), reference(images))
+
+
+@pytest.mark.parametrize("name", ["resnet-50", "alexnet"])
+def test_published_weights_of_half_precision_give_the_published_network(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "half.safetensors"
+    reference = torchvision_model(name).half()
+    save_file(reference.state_dict(), path)
+    model = build_model(name, classes=5, channels=3, image_size=96).eval()
+    report = load_weights(model, path)
+    assert (report.loaded, report.ignored, report.missing) == (len(reference.state_dict()), [], [])
+    images = torch.rand(2, 3, 96, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), reference.float()(images))
+
+
+def test_a_bottleneck_is_new_and_the_rest_is_published(tmp_path: Path) -> None:
+    reference = torchvision_model("resnet-18")
+    save_file(reference.state_dict(), tmp_path / "published.safetensors")
+    model = bottlenecked()
+    report = load_weights(model, tmp_path / "published.safetensors")
+    assert {name.rpartition(".")[0] for name in report.missing} == {"head", "neck.bottleneck.0", "neck.bottleneck.1"}
+    assert report.ignored == ["fc.bias", "fc.weight"]
+    assert torch.equal(model.body.conv1.weight, reference.conv1.weight)
+    assert (model.head.in_features, model.features(torch.rand(2, 3, 32, 32)).shape) == (256, (2, 256))
+    # Linear 512-256, BatchNorm 256 and Linear 256-5 in place of Linear 512-5
+    plain = sum(parameter.numel() for parameter in reference.parameters())
+    added = 512 * 256 + 256 + 2 * 256 + (256 - 512) * 5
+    assert sum(parameter.numel() for parameter in model.parameters()) == plain + added
+
+
+def test_a_bottleneck_of_our_own_is_read_back(tmp_path: Path) -> None:
+    source, target = bottlenecked(), bottlenecked()
+    save_file(source.state_dict(), tmp_path / "own.safetensors")
+    assert load_weights(target, tmp_path / "own.safetensors").missing == []
+    assert all(torch.equal(tensor, target.state_dict()[name]) for name, tensor in source.state_dict().items())
+
+
+def bottlenecked() -> Any:
+    task = Task("resnet-18", 5, 3, 32, (0.5,) * 3, (0.25,) * 3)
+    return FedAvg(FedAvgHyper(bottleneck=256), task).build()
 
 
 def small(classes: int = 10) -> Network:

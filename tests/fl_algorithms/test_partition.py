@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from fl_algorithms.data.partition import PartitionRule, Share, partition, split
+from fl_algorithms.data.partition import PartitionRule, Share, listed_split, partition, split
 from fl_algorithms.errors import Unusable
 
 # Pictures per class of PACS, in alphabetical order of the classes.
@@ -52,6 +52,26 @@ def test_split_keeps_groups_together(labels: np.ndarray, seed: int) -> None:
     train, validation = split(doubled, 0.3, seed, "neon", groups)
     assert not set(groups[train]) & set(groups[validation])
     assert sorted(np.concatenate([train, validation])) == list(range(len(doubled)))
+
+
+def test_split_holds_out_whole_writers_in_proportion() -> None:
+    """Groups of many classes: 80 % of the writers train, 20 % validate (FedDANN), whatever they wrote."""
+    random = np.random.default_rng(0)
+    groups = np.sort(random.integers(0, 167, 5000))
+    train, validation = split(random.integers(0, 62, 5000), 0.2, 0, "r15", groups)
+    assert (len(set(groups[train])), len(set(groups[validation]))) == (134, 33)
+    assert not set(groups[train]) & set(groups[validation])
+
+
+def test_a_listed_split_is_that_of_the_lists_in_another_order() -> None:
+    held_out = np.arange(100) % 3 == 0
+    train, validation = listed_split(held_out, 0, "photo")
+    assert sorted(validation) == list(range(0, 100, 3))
+    assert sorted(train) == [index for index in range(100) if index % 3]
+    assert train.tolist() != sorted(train)  # consecutive parts of it go to silos
+    np.testing.assert_array_equal(train, listed_split(held_out, 0, "photo")[0])
+    with pytest.raises(Unusable, match=r"expected pictures in both lists of photo, found 0 held out of 3"):
+        listed_split(np.zeros(3, bool), 0, "photo")
 
 
 def test_split_depends_on_seed_and_domain_only() -> None:
@@ -119,6 +139,32 @@ def test_equal_parts_differ_by_one_at_most() -> None:
         splits = {"a": (np.arange(157), np.arange(0))}
         parts = sizes(partition(PartitionRule("domain", silos_per_domain=count), splits, 0)).values()
         assert max(parts) - min(parts) <= 1
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(1, 6), st.integers(0, 1000))
+def test_rule_group_keeps_a_writer_in_one_silo(writers: list[int], count: int, seed: int) -> None:
+    groups, labels = np.array(writers), np.arange(len(writers)) % 5
+    splits = {"r0": split(labels, 0.2, seed, "r0", groups)}
+    try:
+        shares = partition(PartitionRule("group", silos_per_domain=count), splits, seed, {"r0": groups})
+    except Unusable:
+        reject()  # more silos than writers
+    assert_nothing_lost_or_doubled(shares, splits)
+    owners = [set(groups[share.train["r0"]].tolist()) for share in shares.values()]
+    assert sum(map(len, owners)) == len(set().union(*owners))
+    assert max(map(len, owners)) - min(map(len, owners)) <= 1
+
+
+def test_rule_group_can_make_every_writer_a_silo() -> None:
+    groups = np.repeat(np.arange(10), 7)
+    splits = {"r0": split(np.arange(70) % 5, 0.2, 0, "r0", groups)}
+    shares = partition(PartitionRule("group", silos_per_domain=8), splits, 0, {"r0": groups})
+    assert list(shares) == [f"r0-{number}" for number in range(1, 9)]
+    assert all(len(set(groups[share.train["r0"]])) == 1 for share in shares.values())
+    with pytest.raises(Unusable, match=r"2 of 10 silos are empty"):
+        partition(PartitionRule("group", silos_per_domain=10), splits, 0, {"r0": groups})
+    with pytest.raises(Unusable, match=r"partition.rule: expected groups of pictures in r0, found none; set partition.rule=domain"):
+        partition(PartitionRule("group"), splits, 0, {"r0": None})
 
 
 def test_greedy_gives_more_silos_to_larger_domains() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from fl_algorithms.fedavg import MODEL
 from fl_algorithms.power_of_choice import PowerOfChoice, PowerOfChoiceHyper
 from fl_algorithms.randomness import stream
 from fl_algorithms.selection import draw_biased, draw_without_replacement, largest
-from tests.federations import SMALL_TASK, Linear, Uploads, copied, linear, random_samples, server, silo
+from tests.federations import SMALL_TASK, Linear, Start, Uploads, copied, linear, random_samples, server, silo
 
 SHARES = (0.4, 0.3, 0.2, 0.1)
 PAIRS = {
@@ -130,6 +131,9 @@ def test_as_many_candidates_as_participants_is_a_weighted_draw() -> None:
         ({"participants": 3, "candidates": 2}, r"hyper.candidates: 2, expected between participants \(3\) and the number of silos \(4\)"),
         ({"candidates": 5}, r"hyper.candidates: 5, expected between participants \(2\)"),
         ({"participants": 5}, "hyper.participants: 5 silos a round"),
+        ({"participants": 2, "reserves": 3}, r"hyper.reserves: 3, expected at most the candidates that are no participants \(2\)"),
+        ({"participants": 2, "candidates": 3, "reserves": 2}, "hyper.reserves: 2, expected at most"),
+        ({"participants": 2, "reserves": 1, "selector": "biased"}, "hyper.reserves: expected 0 with selector=biased"),
     ],
 )
 def test_impossible_numbers_are_refused(hyper: dict[str, Any], message: str) -> None:
@@ -174,6 +178,42 @@ def test_selected_silos_are_averaged_alike_by_default() -> None:
     for hyper, expected in (({}, [0.5, 0.5]), ({"weighting": "samples"}, [0.8, 0.2])):
         weights = algorithm(**hyper).combine(server(ROSTER, {MODEL: state}), Uploads({"a": state, "d": state})).weights
         assert [weights["a"], weights["d"]] == pytest.approx(expected)
+
+
+# ---- drop-outs
+
+
+@pytest.mark.parametrize("selector", ["pow-d", "rpow-d", "random"])
+def test_a_participant_that_drops_out_is_replaced_by_the_next_in_rank(selector: str) -> None:
+    one = algorithm(selector=selector, participants=2, reserves=1)
+    states = {name: {"head.weight": torch.full((3, 48), float(i)), "head.bias": torch.zeros(3)} for i, name in enumerate(ROSTER)}
+    central = server(ROSTER, {MODEL: states["a"]}, rounds=3)
+    one.initialise(central, Uploads({}))
+    if selector == "pow-d":
+        one.choose(central, Uploads({name: {} for name in ROSTER}, {n: {"loss": loss} for n, loss in zip(ROSTER, LOSSES, strict=True)}))
+    first, second, reserve = (list(ROSTER)[i] for i in central.private["ranking"].tolist())
+    assert selector != "pow-d" or (first, second, reserve) == ("d", "b", "a")
+    for delivered in ([first, second, reserve], [first, reserve], [second, reserve], [second]):
+        before = replace(central, private=dict(central.private))
+        broadcast = one.combine(before, Uploads({name: states[name] for name in delivered}))
+        counted = delivered[:2]
+        assert broadcast.weights == {name: 1 / len(counted) for name in sorted(counted)}
+        mean = sum(float(states[name]["head.weight"][0, 0]) for name in counted) / len(counted)
+        assert broadcast.parts[MODEL]["head.weight"].unique().tolist() == [mean]
+
+
+def test_reserves_in_a_run(start: Start) -> None:
+    """They change nothing where nobody drops out."""
+    hyper = {"participants": 1, "selector": "pow-d"}
+    alone, backed, lossy = (start("power-of-choice", {**hyper, "reserves": reserves}, quorum=0.5) for reserves in (0, 1, 1))
+    result = alone.result()
+    assert backed.digest == result["digest"]
+    lossy.go(until=(0, "join"))
+    broadcast = lossy.exchange(1, "loss", lossy.silos)
+    (best,) = result["history"][0]["weights"]
+    (reserve,) = set(broadcast.participants) - {best}
+    after = lossy.exchange(1, "train", [reserve])
+    assert (after.weights, after.accepted, after.missing) == ({reserve: 1.0}, [reserve], [best])
 
 
 # ---- the reported loss
