@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test lint types pytest minio bench-exchange clean
+.PHONY: run test lint types pytest minio chaos bench-exchange clean
 
 run: .venv/.run
 	@$(BIN)/siloflow run $(ARGS)
@@ -24,6 +24,10 @@ pytest: .venv/.test
 # The S3 tests run on a real MinIO, built once from source and cached outside the repository. Without Go they are skipped, loudly.
 minio:
 	@tests/get-minio > /dev/null || [ $$? -eq 3 ]
+
+# Every fault many times, JSON on stdout; writes docs/reliability.md. ARGS='--only store' runs a part of it.
+chaos: .venv/.test minio
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --full $(ARGS)
 
 bench-exchange: .venv/.test minio .peer/.installed
 	@$(BIN)/python -m bench.exchange

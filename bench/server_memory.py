@@ -20,8 +20,11 @@ def pss() -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
 
 
-def server_step_growth(silos: int, folder: Path) -> dict[str, Any]:
-    """Publish one update per silo with the product's own code, then watch this process during the server step."""
+def server_step_growth(silos: int, folder: Path, store: str | None = None, backbone: str = "resnet-18") -> dict[str, Any]:
+    """Publish one update per silo with the product's own code, then watch this process during the server step.
+
+    `models` is what the step added to this process's memory, in models; without a `store`, one in the folder is used.
+    """
     import torch
 
     from components import layout
@@ -32,8 +35,8 @@ def server_step_growth(silos: int, folder: Path) -> dict[str, Any]:
     from fl_algorithms.contract import Update
 
     torch.set_num_threads(1)
-    values = {"algorithm": "fedavg", "backbone": "resnet-18", "silos_per_domain": -(-silos // 3), "dataset": "styled-digits", "rounds": 1}
-    federation = Federation(resolve(parse_spec(values)), "memory", folder, layout.SERVER)
+    values = {"algorithm": "fedavg", "backbone": backbone, "silos_per_domain": -(-silos // 3), "dataset": "styled-digits", "rounds": 1}
+    federation = Federation(resolve(parse_spec({**values, "store": store})), "memory", folder, layout.SERVER)
     names = federation.silos[:silos]
     federation.silos = names
     federation.store.prepare([layout.GLOBAL, *map(layout.silo_bucket, names)])
@@ -61,7 +64,7 @@ def server_step_growth(silos: int, folder: Path) -> dict[str, Any]:
     seconds = time.monotonic() - started
     stop.set()
     watcher.join()
-    return {"silos": len(names), "models": round((peak - before) / model, 2), "seconds": round(seconds, 2)}
+    return {"silos": len(names), "model_bytes": model, "models": round((peak - before) / model, 2), "seconds": round(seconds, 2)}
 
 
 def measure() -> list[dict[str, Any]]:
@@ -75,4 +78,4 @@ def measure() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(server_step_growth(int(sys.argv[1]), Path(sys.argv[2])) if len(sys.argv) > 2 else measure()))
+    print(json.dumps(server_step_growth(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]) if len(sys.argv) > 2 else measure()))

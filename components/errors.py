@@ -21,6 +21,10 @@ class DeadlineError(SiloflowError):
     exit_code = 3
 
 
+class ExpiredError(DeadlineError):
+    """A role came so late that what it would need is deleted. Nobody waits for its step any more."""
+
+
 class StoreError(SiloflowError):
     """The exchange store is unreachable or refused us."""
 

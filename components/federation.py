@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from components import layout
 from components.errors import InputError
-from components.spec import FederationSpec, PartitionSpec, explain, nearest
-from components.store import open_store
+from components.spec import FederationSpec, PartitionSpec, allowed_range, explain, nearest
+from components.store import Store, check_address, open_store
 from fl_algorithms.contract import Algorithm, Exchange, Task
 from fl_algorithms.data import DataSet, open_dataset
-from fl_algorithms.data.partition import PartitionRule, Share, partition, silo_names, split
+from fl_algorithms.data.partition import PartitionRule, Share, Split, listed_split, partition, silo_names, split
+from fl_algorithms.device import prepare
 from fl_algorithms.errors import Unusable
 from fl_algorithms.models import MODELS
 from fl_algorithms.registry import ALGORITHMS
 from fl_algorithms.samples import Samples
+
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def resolve_hyper(algorithm: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -29,32 +34,38 @@ def resolve_hyper(algorithm: str, given: dict[str, Any]) -> dict[str, Any]:
     entry = ALGORITHMS[algorithm]
     hyper = entry.load().Hyper
     known = sorted(field.name for field in dataclasses.fields(hyper))
-    for name, value in given.items():
+    for name in given:
         if name not in known:
-            raise InputError(f"unknown field 'hyper.{name}' of {algorithm}: {nearest(name, known)}")
+            raise InputError(f"unknown field {f'hyper.{name}'[:80]!r} of {algorithm}: {nearest(name, known)}")
+    try:
+        values = dataclasses.asdict(TypeAdapter(hyper).validate_python({**entry.defaults, **given}))
+    except ValidationError as error:
+        bounds = allowed_range(get_type_hints(hyper, include_extras=True)[str(error.errors()[0]["loc"][0])])
+        both = f" (allowed: {bounds})" if "," in bounds else ""  # the message itself names the one that was broken
+        raise InputError(explain(error, None, "hyper") + both) from None
+    for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"hyper.{name}: expected a finite number, found {value}")
-    try:
-        return dataclasses.asdict(TypeAdapter(hyper).validate_python({**entry.defaults, **given}))
-    except ValidationError as error:
-        raise InputError(explain(error, None, "hyper")) from None
+    return values
 
 
 def resolve(spec: FederationSpec) -> FederationSpec:
     """The spec with every default filled in and every name checked. What it returns needs no further choice."""
     if spec.backbone not in MODELS:
-        raise InputError(f"backbone '{spec.backbone}': {nearest(spec.backbone, sorted(MODELS))}")
+        raise InputError(f"backbone {spec.backbone[:80]!r}: {nearest(spec.backbone, sorted(MODELS))}")
     try:
         data = _open(spec)
         target = spec.target if spec.target is not None else data.domains[-1]
         sources = spec.sources if spec.sources is not None else tuple(name for name in data.domains if name != target)
         for field, name in [("target", target), *(("sources", source) for source in sources)]:
             if name not in data.domains:
-                raise InputError(f"{field} '{name}': {nearest(name, data.domains)}")
+                raise InputError(f"{field} {name[:80]!r}: {nearest(name, data.domains)}")
         if target in sources:
             raise InputError(f"target '{target}': is also a source; the target must be a domain that no silo has")
         if not sources:
             raise InputError(f"sources: none left beside target '{target}'; data set {spec.dataset.name} has {len(data.domains)} domain")
+        if spec.store is not None:
+            check_address(spec.store)
         filled: dict[str, Any] = {"hyper": resolve_hyper(spec.algorithm, spec.hyper), "target": target, "sources": sources}
         if ALGORITHMS[spec.algorithm].load().centralised:
             filled |= _pooled(spec)
@@ -76,18 +87,31 @@ def _pooled(spec: FederationSpec) -> dict[str, Any]:
     return {"partition": PartitionSpec(rule="dirichlet", silos=1), "silos_per_domain": 1}
 
 
+def checked_run(run: str) -> str:
+    """A run's name is part of keys in the store and of messages."""
+    if not _RUN.fullmatch(run):
+        found = f"{run[:80]!a}" + ("..." if len(run) > 80 else "")
+        raise InputError(f"run {found}: expected 1 to 100 of A-Z a-z 0-9 . _ -, a letter or digit first; choose another --out")
+    return run
+
+
 def _open(spec: FederationSpec) -> DataSet:
     data = spec.dataset
-    return open_dataset(data.name, data.path, data.image_size, data.on_broken, data.protocol)
+    return open_dataset(data.name, data.path, data.image_size, data.on_broken, data.protocol, data.lists)
 
 
 class Federation:
     """Cheap to make: data and networks are touched when first asked for, so a role loads only what it needs."""
 
     def __init__(self, spec: FederationSpec, run: str, folder: Path, role: str | None = None) -> None:
-        self.spec, self.run, self.folder = spec, run, folder
+        self.spec, self.run, self.folder = spec, checked_run(run), folder
         self.digest = spec.digest()
-        self.store = open_store(spec.store or (folder / "store").absolute().as_uri(), role)
+        self._role = role
+
+    @cached_property
+    def store(self) -> Store:
+        """Opened with the role's own keys, which who only looks at the spec need not have."""
+        return open_store(self.spec.store or (self.folder / "store").absolute().as_uri(), self._role)
 
     @cached_property
     def data(self) -> DataSet:
@@ -98,7 +122,9 @@ class Federation:
         wanted = self.spec.device
         if wanted == "cuda" and not torch.cuda.is_available():
             raise InputError("device 'cuda': this machine has no usable CUDA device; set device=cpu, or see `siloflow doctor`")
-        return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+        device = torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+        prepare(device)
+        return device
 
     @cached_property
     def task(self) -> Task:
@@ -113,7 +139,11 @@ class Federation:
 
     @cached_property
     def silos(self) -> list[str]:
-        return sorted(silo_names(self._rule, sorted(self.spec.sources or ())))
+        names = sorted(silo_names(self._rule, sorted(self.spec.sources or ())))
+        for name in names:
+            if name in layout.RESERVED:
+                raise InputError(f"silo '{name}': expected another name than {', '.join(layout.RESERVED)}; rename its domain")
+        return names
 
     @cached_property
     def _rule(self) -> PartitionRule:
@@ -149,13 +179,20 @@ class Federation:
 
     def shares(self, domains: Sequence[str]) -> dict[str, Share]:
         """Who has which image, as far as these domains tell. A silo with one domain needs no other's files."""
-        images = {domain: self.data.domain(domain) for domain in domains}
-        splits = {domain: split(one.labels, self.spec.validation, self.spec.seed, domain, one.groups) for domain, one in images.items()}
-        return partition(self._rule, splits, self.spec.seed)
+        groups = {domain: self.data.domain(domain).groups for domain in domains}
+        return partition(self._rule, {domain: self._split(domain) for domain in domains}, self.spec.seed, groups)
+
+    def _split(self, domain: str) -> Split:
+        images, spec = self.data.domain(domain), self.spec
+        if spec.dataset.split == "drawn":
+            return split(images.labels, spec.validation, spec.seed, domain, images.groups)
+        if images.held_out is None:
+            raise Unusable(f"dataset.split: expected lists of {spec.dataset.name}, found it has none here; set dataset.split=drawn")
+        return listed_split(images.held_out, spec.seed, domain)
 
     def share(self, silo: str) -> Share:
         sources = self.spec.sources or ()
-        own = [domain for domain in sources if silo in silo_names(self._rule, [domain])] if self._rule.name == "domain" else sources
+        own = [domain for domain in sources if silo in silo_names(self._rule, [domain])] if self._rule.owns_domain else sources
         return self.shares(own)[silo]
 
     def samples(self, rows: dict[str, Any]) -> Samples:
@@ -168,9 +205,15 @@ class Federation:
         return Samples(parts, self.data.mean, self.data.std, self.device, numbers)
 
     @cached_property
+    def target_rows(self) -> list[int]:
+        """The images that accuracy on the target is counted over."""
+        target = str(self.spec.target)
+        chosen = self._split(target)[1] if self.spec.dataset.target_subset == "test" else range(len(self.data.domain(target)))
+        return sorted(map(int, chosen))
+
+    @cached_property
     def target_samples(self) -> Samples:
-        assert self.spec.target is not None
-        return self.samples({self.spec.target: range(len(self.data.domain(self.spec.target)))})
+        return self.samples({str(self.spec.target): self.target_rows})
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:

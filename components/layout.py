@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 GLOBAL, EVALUATOR = "global", "evaluator"
 SERVER = "server"  # as an author and as a role
+ADMIN = "admin"  # a role that only sets the store up
+INBOX = "inbox"  # in a silo's bucket, the one place there that the server writes
+RESERVED = (ADMIN, EVALUATOR, GLOBAL, SERVER)  # no silo may be called like these
 VALIDATE, EVALUATE = "validate", "evaluate"  # counts of right answers: on a silo's validation images, on the target domain
 
 
@@ -13,6 +18,11 @@ def silo_bucket(silo: str) -> str:
 
 def author_bucket(author: str) -> str:
     return EVALUATOR if author == EVALUATOR else silo_bucket(author)
+
+
+def buckets(silos: Iterable[str]) -> list[str]:
+    """All of a federation."""
+    return [GLOBAL, EVALUATOR, *map(silo_bucket, silos)]
 
 
 def plan_key(run: str) -> str:
@@ -37,9 +47,9 @@ def broadcast_key(run: str, round: int, exchange: str) -> str:
 def part_place(run: str, round: int, exchange: str, part: str, silo: str | None) -> tuple[str, str]:
     """Bucket and key of one part: the global bucket, or `inbox/` of the one silo it is for."""
     key = f"{step_key(run, round, exchange)}/{part}.safetensors"
-    return (GLOBAL, key) if silo is None else (silo_bucket(silo), f"inbox/{key}")
+    return (GLOBAL, key) if silo is None else (silo_bucket(silo), f"{INBOX}/{key}")
 
 
 def inbox_key(run: str, round: int, exchange: str) -> str:
     """Digests of the personal parts, beside them: what one silo receives is no other silo's business."""
-    return f"inbox/{step_key(run, round, exchange)}/inbox.json"
+    return f"{INBOX}/{step_key(run, round, exchange)}/inbox.json"

@@ -10,6 +10,7 @@ from components.wire import Malformed
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=200)]
+Shape = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]  # a million complaints would fill the memory
 M = TypeVar("M", bound="Manifest")
 
 
@@ -22,7 +23,7 @@ class Manifest(BaseModel):
     round: Annotated[int, Field(ge=0, le=1_000_000)]
     exchange: Name
     author: Name
-    seconds: dict[Name, Number] = {}  # per stage; the only thing that differs when a step is repeated
+    seconds: dict[Name, Number] = {}  # per stage; differs when a step is repeated
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()
@@ -49,7 +50,7 @@ class UpdateManifest(Manifest):
     """Author: a silo or the evaluator. Where the payload lies follows from the rest; a manifest cannot point elsewhere."""
 
     payload: Stored | None = None
-    tensors: dict[Name, tuple[Name, list[Annotated[int, Field(ge=0)]]]] = {}  # name -> type, shape
+    tensors: dict[Name, tuple[Name, Shape]] = {}  # name -> type, shape
     samples: Annotated[int, Field(ge=0, le=10**12)] = 0
     metrics: Annotated[dict[Name, Number | None], Field(max_length=100)] = {}  # null: not a finite number
     received_bytes: Annotated[int, Field(ge=0)] = 0
@@ -86,3 +87,4 @@ class BroadcastManifest(Manifest):
     rejected: list[Rejection] = []
     missing: list[Name] = []
     weights: dict[Name, Number] = {}
+    expired: Annotated[int, Field(ge=0)] = 0  # parts that rounds up to this one replaced are deleted; when, depends on who counted

@@ -32,14 +32,14 @@ def plan(values: dict[str, Any], folder: Path, report: Report) -> dict[str, Any]
     spec = resolve(parse_spec(values))
     refuse_other_run(folder, spec)
     federation = Federation(spec, folder.name, folder, layout.SERVER)
+    _ = federation.store  # without keys there is no use in decoding images first
     weights = check_weights(federation)
     splits = deal(federation, report)
     _lay_out(federation, splits)
-    domain = federation.data.domain(str(spec.target))
     return {
         "spec": spec.model_dump(mode="json"), "run": federation.run, "silos": federation.silos, "device": str(federation.device),
         "samples": {silo: sum(map(len, share["train"].values())) for silo, share in splits.items()},
-        "target_images": len(domain), "classes": len(federation.data.classes), "weights": weights,
+        "target_images": len(federation.target_rows), "classes": len(federation.data.classes), "weights": weights,
         "first": (0, federation.last_exchange(0)),
     }  # fmt: skip
 
@@ -83,6 +83,7 @@ def deal(federation: Federation, report: Report) -> dict[str, dict[str, dict[str
         for domain in domains:
             federation.data.domain(domain, partial(report, f"decode {domain}"))
         shares = federation.shares(spec.sources or ())
+        _ = federation.target_rows  # may be refused too
     except Unusable as error:
         raise InputError(str(error)) from None
     return {
@@ -100,17 +101,26 @@ def _lay_out(federation: Federation, splits: dict[str, Any]) -> None:
         "spec": spec.model_dump(mode="json"),
         "images": images,
         "splits": splits,
+        "target_rows": federation.target_rows if spec.dataset.target_subset == "test" else "all",
     }
     try:
         federation.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"run folder {federation.folder}: cannot be made ({error.strerror}); choose another --out") from None
-    federation.store.prepare([layout.GLOBAL, layout.EVALUATOR, *map(layout.silo_bucket, federation.silos)])
-    public = {key: value for key, value in document.items() if key != "splits"}
+    federation.store.prepare(layout.buckets(federation.silos))
+    _refuse_taken(federation)
+    public = {key: value for key, value in document.items() if key not in ("splits", "target_rows")}
     federation.store.put(layout.GLOBAL, layout.plan_key(federation.run), [json.dumps(public, sort_keys=True).encode()])
     write_file(federation.folder / "plan.json", [json.dumps(document, sort_keys=True).encode()])
     # written last: a folder with a spec is a run that can be resumed
     write_file(federation.folder / "spec.yaml", [yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False).encode()])
+
+
+def _refuse_taken(federation: Federation) -> None:
+    """A store may be shared by many runs: the name of another one is not written over."""
+    stored = federation.store.get(layout.GLOBAL, layout.plan_key(federation.run))
+    if stored is not None and federation.digest.encode() not in stored:
+        raise InputError(f"run '{federation.run}': {federation.store.url} holds another run of this name; choose another --out")
 
 
 # ---- the result

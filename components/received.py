@@ -10,28 +10,35 @@ import torch
 
 from components import layout
 from components.digest import file_digest
-from components.errors import StoreError
+from components.errors import ExpiredError, StoreError
 from components.federation import Federation
 from components.guards import MANIFEST_LIMIT
-from components.manifest import BroadcastManifest, Inbox, Stored, UpdateManifest
+from components.manifest import BroadcastManifest, Inbox, M, Stored, UpdateManifest
 from components.store import ObjectTooLarge
 from components.store.file import FileStore
-from components.wire import Malformed, Payload, WrongDigest, encode
+from components.wire import Absent, Malformed, Payload, WrongDigest, encode
 from fl_algorithms.contract import Tensors
 
 KEPT_PARTS = 3  # maps of recent payloads: a model is validated and trained on without being read twice
 
 
 def read_broadcast(federation: Federation, round: int, exchange: str) -> BroadcastManifest | None:
-    data = federation.store.get(layout.GLOBAL, layout.broadcast_key(federation.run, round, exchange), MANIFEST_LIMIT)
-    if data is None:
+    manifest = _of_server(federation, BroadcastManifest, layout.GLOBAL, layout.broadcast_key(federation.run, round, exchange))
+    if manifest is None:
         return None
-    manifest = BroadcastManifest.decode(data)
     if (manifest.run, manifest.spec) != (federation.run, federation.digest):
         raise StoreError(
             f"{federation.store.url}: broadcast of round {round} {exchange} belongs to another spec or run; use another run folder or store"
         )
     return manifest
+
+
+def _of_server(federation: Federation, kind: type[M], bucket: str, key: str) -> M | None:
+    try:
+        data = federation.store.get(bucket, key)
+        return kind.decode(data) if data is not None else None
+    except (Malformed, ObjectTooLarge) as error:
+        raise StoreError(f"{federation.store.url}: {bucket}/{key}: {error}; it is not what the server published, start a new run") from None
 
 
 def read_update(federation: Federation, author: str, round: int, exchange: str) -> UpdateManifest | None:
@@ -47,13 +54,17 @@ def read_update(federation: Federation, author: str, round: int, exchange: str) 
 
 def open_payload(federation: Federation, bucket: str, key: str, stored: Stored) -> Payload:
     """The payload as mapped tensors, after size and digest were compared with its manifest."""
+    absent = Absent(f"payload {bucket}/{key}: expected {stored.bytes} bytes, found nothing")
     fetched = federation.store.fetch(bucket, key, stored.bytes)
     if fetched is None:
-        raise Malformed(f"payload {bucket}/{key}: expected {stored.bytes} bytes, found nothing")
-    with fetched:
-        if fetched.size != stored.bytes or fetched.digest() != stored.digest:
-            raise WrongDigest(f"payload {bucket}/{key}: does not match the digest in its manifest")
-        return Payload(fetched.path)
+        raise absent
+    try:
+        with fetched:
+            if fetched.size != stored.bytes or fetched.digest() != stored.digest:
+                raise WrongDigest(f"payload {bucket}/{key}: does not match the digest in its manifest")
+            return Payload(fetched.path)
+    except FileNotFoundError:  # deleted since: in a folder, nothing holds it until it is opened
+        raise absent from None
 
 
 class Received(Mapping[str, Tensors]):
@@ -87,20 +98,31 @@ class Received(Mapping[str, Tensors]):
         if key not in self._kept:
             try:
                 self._kept[key] = open_payload(self._federation, bucket, key, stored)
-            except Malformed as error:
+            except (Malformed, ObjectTooLarge) as error:
+                if isinstance(error, Absent):
+                    self._refuse_late()
                 raise StoreError(f"{self._federation.store.url}: {error}; the store lost or changed what the server published") from None
             self.bytes += stored.bytes
             while len(self._kept) > KEPT_PARTS:
                 del self._kept[next(iter(self._kept))]
         return self._kept[key]
 
+    def _refuse_late(self) -> None:
+        """What is absent has expired (components.retention) if the run is that far ahead of this reader."""
+        federation, round, keep = self._federation, self._manifest.round, self._federation.spec.keep_rounds
+        ahead = min(round + (keep or 0) - 1, federation.spec.rounds)
+        if keep is not None and ahead >= 0 and read_broadcast(federation, ahead, federation.last_exchange(ahead)) is not None:
+            raise ExpiredError(
+                f"round {round}: what the server broadcast then has expired, the run is keep_rounds={keep} or more rounds ahead; "
+                "go on with the current round"
+            )
+
     def _inbox(self, step: tuple[int, str]) -> Inbox | None:
         if self._silo is None:
             return None
         if step not in self._inboxes:
             key = layout.inbox_key(self._federation.run, *step)
-            data = self._federation.store.get(layout.silo_bucket(self._silo), key, MANIFEST_LIMIT)
-            self._inboxes[step] = Inbox.decode(data) if data is not None else None
+            self._inboxes[step] = _of_server(self._federation, Inbox, layout.silo_bucket(self._silo), key)
         return self._inboxes[step]
 
 

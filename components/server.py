@@ -11,16 +11,17 @@ from typing import Any
 import torch
 
 from components import layout
-from components.errors import DeadlineError, InputError, QuorumError, StoreError
+from components.errors import DeadlineError, InputError, QuorumError, SiloflowError, StoreError
 from components.federation import Federation
-from components.guards import MANIFEST_LIMIT, Expected, Rejected, check_manifest, check_norm, check_tensors
+from components.guards import MANIFEST_LIMIT, Expected, Rejected, check_manifest, check_norm, check_tensors, extremes, is_finite
 from components.manifest import BroadcastManifest, Inbox, Part, Rejection, Stored, UpdateManifest
 from components.received import open_payload, read_broadcast
+from components.retention import expire
 from components.silo import Clock, Role, nothing_yet
 from components.store import ObjectTooLarge
 from components.wire import Malformed, Payload, WrongDigest, encode
-from fl_algorithms.contract import Broadcast, Server, Tensors
-from fl_algorithms.errors import Unusable
+from fl_algorithms.contract import Broadcast, Exchange, Server, Tensors
+from fl_algorithms.errors import TooFew, Unusable
 from fl_algorithms.fedavg import MODEL
 
 CHECKED_AT_ONCE = 2
@@ -70,10 +71,7 @@ def server_step(role: Role, round: int, exchange: str) -> BroadcastManifest:
     position = [e.name for e in federation.algorithm.exchanges(round)].index(exchange)
     private = role.private.before(round, position)
     server = Server(round, federation.spec.rounds, federation.spec.seed, roster, parts, private)
-    try:
-        broadcast = step.server(server, Accepted(collected.manifests, collected.payloads))
-    except Unusable as error:
-        raise InputError(str(error)) from None
+    broadcast = _combined(federation, step, server, collected)
     clock.lap("combine")
     role.private.save(round, position, server.private)
     manifest = publish_broadcast(federation, round, exchange, previous, broadcast, roster, collected, clock)
@@ -89,9 +87,9 @@ def collect(role: Role, round: int, exchange: str, previous: BroadcastManifest, 
 
     def look(silo: str) -> tuple[UpdateManifest, Payload | None] | Rejected | None:
         try:
-            return _checked(
-                federation, silo, Expected(federation.run, federation.digest, round, exchange, upload, previous.roster.get(silo)), parts
-            )
+            samples, most = previous.roster.get(silo), federation.spec.samples_bound
+            expected = Expected(federation.run, federation.digest, round, exchange, upload, samples, most)
+            return _checked(federation, silo, expected, parts)
         except Rejected as error:
             return error
 
@@ -142,10 +140,40 @@ def check_quorum(federation: Federation, round: int, exchange: str, participants
     if len(collected.manifests) >= needed:
         return
     have = f"round {round} {exchange}: {len(collected.manifests)} of {len(participants)} updates accepted, quorum is {needed}"
-    if len(collected.manifests) + len(collected.rejected) < needed:
-        raise DeadlineError(f"silo {', '.join(collected.missing)}: published nothing within {federation.spec.deadline:g} s; {have}")
+    raise _too_few(federation, collected, have, late=len(collected.manifests) + len(collected.rejected) < needed)
+
+
+def _too_few(federation: Federation, collected: Collected, have: str, late: bool) -> SiloflowError:
+    """`late`: also without rejections there would be too few."""
+    if late:
+        return DeadlineError(f"silo {', '.join(collected.missing)}: published nothing within {federation.spec.deadline:g} s; {have}")
     reasons = "; ".join(f"{r.silo}: {r.reason} ({r.detail})" for r in collected.rejected)
-    raise QuorumError(f"{have}; rejected {reasons}")
+    return QuorumError(f"{have}; rejected {reasons or 'none in this exchange'}")
+
+
+def _combined(federation: Federation, step: Exchange, server: Server, collected: Collected) -> Broadcast:
+    where = f"round {server.round} {step.name}"
+    try:
+        broadcast = step.server(server, Accepted(collected.manifests, collected.payloads))
+    except TooFew as error:
+        raise _too_few(federation, collected, f"{where}: {error}", late=bool(collected.missing) and not collected.rejected) from None
+    except Unusable as error:
+        raise InputError(str(error)) from None
+    for part, tensors in broadcast.parts.items():
+        for name in tensors:
+            if not is_finite(tensors[name]):
+                raise QuorumError(f"{where}: {_overflow(part, name, collected.payloads)}")
+    return broadcast
+
+
+def _overflow(part: str, name: str, payloads: Mapping[str, Payload]) -> str:
+    """Finite updates, and still no model: which silo's values are the largest is the best hint there is."""
+    largest = {silo: max(map(abs, extremes(payload[name]))) for silo, payload in sorted(payloads.items()) if name in payload}
+    sent = ", ".join(f"{silo} {value:.3g}" for silo, value in largest.items()) or "none"
+    return (
+        f"{part} tensor {name} would hold NaN or infinity, nothing was published; largest values sent: {sent}; "
+        "set norm_bound, use a robust algorithm or a smaller step on the server"
+    )
 
 
 def publish_broadcast(
@@ -177,6 +205,7 @@ def publish_broadcast(
     manifest = BroadcastManifest(
         **common, parts=parts, personal=personal, roster=roster, participants=participants, accepted=sorted(collected.manifests),
         rejected=collected.rejected, missing=collected.missing, weights=dict(broadcast.weights), seconds=clock.seconds,
+        expired=expire(federation, round, previous),
     )  # fmt: skip
     federation.store.put(layout.GLOBAL, layout.broadcast_key(federation.run, round, exchange), [manifest.encode()])
     return manifest

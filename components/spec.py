@@ -10,15 +10,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from components.errors import InputError
 
-MAX_SPEC_BYTES = 1 << 20
+MAX_SPEC_BYTES = 64 << 10  # the loader needs a second for 80 KB
 MAX_NAMES = 30
+BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 class Strict(BaseModel):
@@ -33,16 +34,27 @@ class DataSpec(Strict):
     image_size: Annotated[int | None, Field(ge=8, le=1024, description="pixels; null: the data set's own")] = None
     protocol: Annotated[str | None, Field(description="variant of the data set, where it has several")] = None
     on_broken: Annotated[Literal["fail", "skip"], Field(description="a broken image ends the run, or is left out and counted")] = "fail"
+    lists: Annotated[str | None, Field(description="folder with the list files, for data sets that have some")] = None
+    split: Annotated[
+        Literal["drawn", "listed"],
+        Field(description="drawn: `validation` of every class is held out; listed: what the data set's own lists hold out"),
+    ] = "drawn"
+    target_subset: Annotated[
+        Literal["all", "test"], Field(description="images of the target that count: all, or only those that `split` holds out")
+    ] = "all"
 
 
 class PartitionSpec(Strict):
     """How the source domains' training images are dealt to silos."""
 
     rule: Annotated[
-        Literal["domain", "dirichlet", "greedy", "lambda"],
-        Field(description="domain: one domain a silo; greedy: the same, large domains get more silos; dirichlet, lambda: domains mixed"),
+        Literal["domain", "group", "dirichlet", "greedy", "lambda"],
+        Field(
+            description="domain: one domain a silo; group: the same, and no writer in two silos; "
+            "greedy: the same as domain, large domains get more silos; dirichlet, lambda: domains mixed"
+        ),
     ] = "domain"
-    silos: Annotated[int | None, Field(ge=1, le=10_000, description="number of silos, for every rule but `domain`")] = None
+    silos: Annotated[int | None, Field(ge=1, le=10_000, description="number of silos, for dirichlet, greedy and lambda")] = None
     alpha: Annotated[float, Field(gt=0, description="dirichlet: concentration; small is heterogeneous")] = 0.5
     heterogeneity: Annotated[float, Field(ge=0, le=1, description="lambda: 0 domain-pure silos, 1 homogeneous")] = 0.0
 
@@ -57,7 +69,7 @@ class FederationSpec(Strict):
     weights: Annotated[str | None, Field(description="file with initial weights (.safetensors, .pth); null: random")] = None
     rounds: Annotated[int, Field(ge=1, le=100_000, description="communication rounds")] = 10
     seed: Annotated[int, Field(ge=0, lt=2**63, description="root of every random stream")] = 0
-    silos_per_domain: Annotated[int, Field(ge=1, le=1000, description="silos among which a source domain is divided")] = 1
+    silos_per_domain: Annotated[int, Field(ge=1, le=10_000, description="silos among which a source domain is divided")] = 1
     partition: Annotated[PartitionSpec, Field(description="how images are dealt to silos")] = PartitionSpec()
     validation: Annotated[float, Field(gt=0, lt=1, description="share of a source domain kept for validation")] = 0.1
     evaluate_every: Annotated[int, Field(ge=1, description="rounds between two evaluations; the last round is always evaluated")] = 1
@@ -72,9 +84,16 @@ class FederationSpec(Strict):
     store: Annotated[str | None, Field(description="exchange store, file:///dir or s3://host/prefix; null: inside the run folder")] = None
     deadline: Annotated[float, Field(gt=0, description="seconds a silo has for one exchange")] = 3600.0
     quorum: Annotated[float, Field(gt=0, le=1, description="share of the participants whose accepted update a round needs")] = 1.0
+    keep_rounds: Annotated[
+        int | None,
+        Field(ge=1, description="rounds a silo may be late: models replaced longer ago, and counted with, are deleted; null: keep all"),
+    ] = 3
     norm_bound: Annotated[
         float | None, Field(gt=0, description="largest L2 norm of an update's difference from the global model; null: any")
     ] = None
+    samples_bound: Annotated[
+        int, Field(ge=1, description="most training images a silo may say it has: its weight follows from that number")
+    ] = 10**9
 
     @field_validator("dataset", mode="before")
     @classmethod
@@ -95,25 +114,29 @@ class FederationSpec(Strict):
 
 
 def read_spec(path: Path) -> dict[str, Any]:
+    return read_mapping(path, "spec", "`siloflow init` writes an example")
+
+
+def read_mapping(path: Path, what: str, hint: str) -> dict[str, Any]:
     """The mapping in a YAML file, or an InputError that says what is wrong with the file."""
     try:
         if path.stat().st_size > MAX_SPEC_BYTES:
-            raise InputError(f"spec {path}: {path.stat().st_size} bytes, expected at most {MAX_SPEC_BYTES}; is this the right file?")
+            raise InputError(f"{what} {path}: {path.stat().st_size} bytes, expected at most {MAX_SPEC_BYTES}; is this the right file?")
         text = path.read_bytes().decode("utf-8")
         values = _read_yaml(text)
     except OSError as error:
-        raise InputError(f"spec {path}: cannot be read ({error.strerror}); `siloflow init` writes an example") from None
+        raise InputError(f"{what} {path}: cannot be read ({error.strerror}); {hint}") from None
     except UnicodeDecodeError as error:
         raise InputError(
-            f"spec {path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}"
+            f"{what} {path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}"
         ) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
-        raise InputError(f"spec {path}: not valid YAML{where}: {getattr(error, 'problem', None) or type(error).__name__}") from None
+        raise InputError(f"{what} {path}: not valid YAML{where}: {getattr(error, 'problem', None) or type(error).__name__}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         found = "nothing" if values is None else f"a {type(values).__name__}"
-        raise InputError(f"spec {path}: expected a mapping of fields, found {found}; `siloflow init` writes an example")
+        raise InputError(f"{what} {path}: expected a mapping of fields, found {found}; {hint}")
     return values
 
 
@@ -180,7 +203,7 @@ def parse_spec(values: Mapping[str, Any]) -> FederationSpec:
 def check_name(field: str, found: str, allowed: Iterable[str]) -> None:
     names = sorted(allowed)
     if found not in names:
-        raise InputError(f"{field} '{found}': {nearest(found, names)}")
+        raise InputError(f"{field} {found[:80]!r}: {nearest(found, names)}")
 
 
 def nearest(found: str, names: Sequence[str]) -> str:
@@ -192,15 +215,23 @@ def nearest(found: str, names: Sequence[str]) -> str:
     return f"did you mean '{close[0]}'?" + (f" (known: {shown})" if len(names) <= MAX_NAMES else "")
 
 
+def allowed_range(hint: Any) -> str:
+    """`> 0, <= 1`, from `Annotated[type, bounds...]`; empty where no bounds are declared."""
+    declared = getattr(hint, "__metadata__", ())
+    return ", ".join(f"{sign} {getattr(item, name):g}" for item in declared for name, sign in BOUNDS.items() if hasattr(item, name))
+
+
 def explain(error: ValidationError, model: Any, prefix: str = "") -> str:
     """The first validation error as one line: field, what was found, what is allowed."""
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    # A misspelt field is also a missing one; that it is misspelt is what helps.
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     where = ".".join([prefix, *(str(part) for part in first["loc"])]).strip(".")
     if first["type"] == "extra_forbidden":
         owner = model
         for part in first["loc"][:-1]:
-            owner = getattr(owner.model_fields[part], "annotation", owner)
-        return f"unknown field '{where}': {nearest(str(first['loc'][-1]), sorted(owner.model_fields))}"
+            owner = get_args(owner)[0] if isinstance(part, int) else owner.model_fields[part].annotation
+        return f"unknown field {where[:80]!r}: {nearest(str(first['loc'][-1]), sorted(owner.model_fields))}"
     found = str(first["input"])
     reason = first["msg"].removeprefix("Value error, ")
     return (

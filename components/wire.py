@@ -22,11 +22,15 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-MAX_HEADER = 16 << 20
+MAX_HEADER = 2 << 20  # 20,000 tensors
 
 
 class Malformed(Exception):
     """Bytes that are not a payload; the message is one line."""
+
+
+class Absent(Malformed):
+    """A manifest vouches for it, but it is not there."""
 
 
 class WrongDigest(Malformed):

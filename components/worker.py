@@ -68,9 +68,11 @@ def _settle(log: str, threads: int) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    level = logging.DEBUG if os.environ.get("SILOFLOW_DEBUG") else logging.INFO
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     faulthandler.enable()
     torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only then
     if torch.cuda.is_available():  # on the CPU a fixed number of threads is enough, and the call costs seconds of imports
         torch.use_deterministic_algorithms(True, warn_only=True)
 

@@ -76,7 +76,16 @@ ALGORITHMS: dict[str, Entry] = {
     # one algorithm on top of another
     "ga-fedccrl": Entry("ga:GA+fedccrl:FedCCRL", "FedCCRL with the aggregation weights of GA"),
     "ga-fedprox": Entry("ga:GA+fedprox:FedProx", "FedProx with the aggregation weights of GA"),
+    "robust-fedavgm": Entry("robust:Robust+fedavgm:FedAvgM", "FedAvgM on the trimmed mean, or another robust rule"),
+    "robust-fedccrl": Entry("robust:Robust+fedccrl:FedCCRL", "FedCCRL with a robust rule for models; its pool of statistics stays open"),
+    "robust-fedprox": Entry("robust:Robust+fedprox:FedProx", "FedProx with the trimmed mean, or another robust rule"),
     "power-of-choice-fedavgm": Entry("power_of_choice:PowerOfChoice+fedavgm:FedAvgM", "FedAvgM on the silos with the largest loss"),
+    # robust aggregation of FedAvg: against silos that may be malicious
+    "median": Entry("robust:Robust", "FedAvg with the coordinate-wise median", {"rule": "median"}),
+    "trimmed-mean": Entry("robust:Robust", "FedAvg with the coordinate-wise trimmed mean", {"rule": "trimmed-mean"}),
+    "krum": Entry("robust:Robust", "FedAvg that goes on with the one update closest to the others", {"rule": "krum"}),
+    "multi-krum": Entry("robust:Robust", "FedAvg with the mean of the updates that Krum likes best", {"rule": "multi-krum"}),
+    "norm-clipping": Entry("robust:Robust", "FedAvg on updates no longer than the median one", {"rule": "mean", "clip_median": True}),
     # presets: the released code where it differs from the paper (specs say how)
     "csac-official": Entry(
         "csac:CSAC", "CSAC as released: alignment of logits only, epochs of 60/20 steps, no smoothing", {

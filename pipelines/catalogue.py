@@ -14,12 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from components.errors import InputError
-from components.spec import check_name
+from components.spec import allowed_range, check_name
 from fl_algorithms.data import DATASETS, open_dataset
 from fl_algorithms.errors import Unusable
 from fl_algorithms.registry import ALGORITHMS
-
-BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def list_names(console: Console, entries: Iterable[tuple[str, str]]) -> None:
@@ -83,8 +81,7 @@ def _upload(exchange: Any) -> str:
 def _declared(hint: Any) -> tuple[str, str, str]:
     """Type, range and meaning, from `Annotated[type, bounds..., "meaning"]`."""
     kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    bounds = [f"{sign} {getattr(item, name):g}" for item in metadata for name, sign in BOUNDS.items() if hasattr(item, name)]
-    return _type_name(kind), ", ".join(bounds), next((item for item in metadata if isinstance(item, str)), "")
+    return _type_name(kind), allowed_range(hint), next((item for item in metadata if isinstance(item, str)), "")
 
 
 def _type_name(kind: Any) -> str:

@@ -13,6 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from components.errors import InputError, SiloflowError
+from pipelines.data_commands import data_app
+from pipelines.store_commands import store_app
 
 SpecFile = Annotated[
     Path | None, typer.Argument(metavar="SPEC", help="A spec in YAML; without one, the embedded example.", show_default=False)
@@ -61,6 +63,8 @@ def _say(message: str, code: int) -> int:
 
 
 app = typer.Typer(cls=OneLineErrors, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(store_app, name="store")
+app.add_typer(data_app, name="data")
 
 
 @app.callback(invoke_without_command=True)

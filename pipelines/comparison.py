@@ -26,8 +26,8 @@ BASELINE = "fedavg"  # of the example
 
 
 def subfolder(folder: Path) -> Path:
-    """Where the baseline's run lies."""
-    return folder / "baseline"
+    """Where the baseline's run lies. Its name is the run's: a store may be shared with other runs and their baselines."""
+    return folder / f"{folder.absolute().name}-baseline"
 
 
 def choose(wanted: str | None, algorithm: str, is_example: bool) -> str | None:

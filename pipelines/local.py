@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from components.errors import DeadlineError, Interrupted, SiloflowError
+from components.errors import DeadlineError, ExpiredError, Interrupted, SiloflowError
+from pipelines.lock import only_engine
 from pipelines.workers import Job, Message, Workers, cores
 
 PLANNER, SERVER, EVALUATOR = "planner", "server", "evaluator"
+COUNTING_LAG = 2  # rounds
 URGENCY = {"plan": 0, "server": 0, "finish": 0, "silo": 1, "evaluate": 2, "validate": 3}
 
 
@@ -55,10 +57,11 @@ class LocalEngine:
         try:
             self.plan()
             self._threads, self._slots = self._share_cores(len(self._plan["silos"]))
-            self._view.planned(self._plan)
-            self._rounds()
-            self._pump(lambda: not self._waiting and not any(map(self._workers.busy, self._workers.running)))
-            result: dict[str, Any] = self._call(SERVER, "finish")
+            with only_engine(self._folder):
+                self._view.planned(self._plan)
+                self._rounds()
+                self._pump(lambda: not self._waiting and not any(map(self._workers.busy, self._workers.running)))
+                result: dict[str, Any] = self._call(SERVER, "finish")
             self._view.finished(result)
             return result
         except KeyboardInterrupt:
@@ -102,6 +105,7 @@ class LocalEngine:
         step, participants = tuple(self._plan["first"]), list(self._plan["silos"])
         while step:
             round, exchange = step
+            self._catch_up(round - COUNTING_LAG)
             self._view.began(round, exchange, participants)
             self._exchange(round, exchange, participants)
             broadcast = self._call(SERVER, "server", round=round, exchange=exchange)
@@ -129,6 +133,10 @@ class LocalEngine:
         """Nothing waits for the counting of right answers: it fills the gaps of the next round."""
         self._waiting.append(Job(EVALUATOR, "evaluate", {"round": round}))
         self._waiting += [Job(silo, "validate", {"round": round}) for silo in silos]
+
+    def _catch_up(self, round: int) -> None:
+        """Counting has the lowest urgency: with few cores it would fall behind for good, and old models expire."""
+        self._pump(lambda: all(job.arguments["round"] >= round for job in self._waiting))
 
     # ---- work given and taken
 
@@ -161,10 +169,10 @@ class LocalEngine:
         elif message.kind == "done" and message.job is not None:
             self._outcomes[message.worker, message.job.action] = message.content
             self._view.done(message.worker, message.job.action, message.content)
-        elif message.kind == "failed":
+        elif message.kind == "failed" and not isinstance(message.content, ExpiredError):
             raise message.content
         else:
-            self._lose(message.worker, message.job, message.content)
+            self._lose(message.worker, message.job, str(message.content))
 
     def _lose(self, worker: str, job: Job | None, why: str) -> None:
         """A silo may be lost for an exchange, if a quorum is left; the server and the evaluator may not."""
@@ -183,7 +191,7 @@ class LocalEngine:
             return
         limit, now = self._plan["spec"]["deadline"], time.monotonic()
         for name, worker in list(self._workers.running.items()):
-            if worker.job is not None and worker.job.action == "silo" and now - worker.since > limit:
+            if worker.job is not None and worker.job.action in ("silo", "validate") and now - worker.since > limit:
                 job = worker.job
                 worker.process.kill()
                 self._workers.bury(name)

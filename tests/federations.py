@@ -21,9 +21,11 @@ from components.spec import FederationSpec
 from components.wire import Payload
 from fl_algorithms.contract import Server, Silo, Task, Tensors
 from fl_algorithms.randomness import numpy_stream
+from fl_algorithms.registry import ALGORITHMS as REGISTRY
 from fl_algorithms.samples import Samples
 
-ALGORITHMS = ("csac", "fedadg", "fedavg", "fedavgm", "fedccrl", "feddg", "fediir", "fedprox", "power-of-choice")
+# without presets and combinations
+ALGORITHMS = sorted(name for name, entry in REGISTRY.items() if not entry.defaults and "+" not in entry.location)
 DOMAINS, TARGET = ("ash", "birch", "cedar"), "yew"
 SIZE = 16
 QUICK: dict[str, dict[str, Any]] = {"csac": {"acquisition_epochs": 1, "proj_channels": 4}, "power-of-choice": {"participants": 2}}

@@ -31,17 +31,45 @@ class Unavailable(Exception):
     """There is no MinIO binary on this machine, and why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class MinioServer:
-    """`endpoint` is host:port; the keys are root's."""
+    """`endpoint` is host:port; the keys are root's. It may be killed and started again, with the same port, keys and disk."""
 
     endpoint: str
     access_key: str
     secret_key: str
+    data: Path
+    certificates: Path | None = None
+    _process: subprocess.Popen[bytes] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
         return {"SILOFLOW_ACCESS_KEY": self.access_key, "SILOFLOW_SECRET_KEY": self.secret_key}
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        command = [cached_binary(), "server", "--quiet", "--address", self.endpoint, str(self.data)]
+        if self.certificates:
+            command += ["--certs-dir", str(self.certificates)]
+        keys = {"MINIO_ROOT_USER": self.access_key, "MINIO_ROOT_PASSWORD": self.secret_key, "MINIO_BROWSER": "off"}
+        log = self.data.with_name(f"{self.data.name}.log")
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(command, env=os.environ | keys, stdout=output, stderr=subprocess.STDOUT)
+        _wait_until_live(self._process, ("https" if self.certificates else "http") + f"://{self.endpoint}", log)
+
+    def kill(self) -> None:
+        """SIGKILL; a dead one is fine."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
 
 
 def cached_binary() -> str:
@@ -52,29 +80,20 @@ def cached_binary() -> str:
 
 
 @contextmanager
-def running_minio(certificates: Path | None = None) -> Iterator[MinioServer]:
+def running_minio(certificates: Path | None = None, data: Path | None = None) -> Iterator[MinioServer]:
     """A server with an empty disk and random keys; stopped, and its data removed, at the end of the block.
 
-    `certificates` holds `public.crt` and `private.key` and turns TLS on.
+    `certificates` holds `public.crt` and `private.key` and turns TLS on. `data` is a folder of the caller's own for its disk.
     """
-    binary = cached_binary()
-    server = MinioServer(f"127.0.0.1:{_free_port()}", secrets.token_hex(8), secrets.token_hex(16))
-    environment = os.environ | {
-        "MINIO_ROOT_USER": server.access_key,
-        "MINIO_ROOT_PASSWORD": server.secret_key,
-        "MINIO_BROWSER": "off",
-    }
+    cached_binary()  # before anything is made
     with tempfile.TemporaryDirectory(prefix="siloflow-minio-") as folder:
-        command = [binary, "server", "--quiet", "--address", server.endpoint, str(Path(folder, "data"))]
-        if certificates:
-            command += ["--certs-dir", str(certificates)]
-        with Path(folder, "log").open("w+b") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-            try:
-                _wait_until_live(process, ("https" if certificates else "http") + f"://{server.endpoint}", log.name)
-                yield server
-            finally:
-                _stop(process)
+        disk = data or Path(folder, "data")
+        server = MinioServer(f"127.0.0.1:{_free_port()}", secrets.token_hex(8), secrets.token_hex(16), disk, certificates)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
 
 
 def _free_port() -> int:
@@ -84,7 +103,7 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_live(process: subprocess.Popen[bytes], url: str, log: str) -> None:
+def _wait_until_live(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     # The certificate is the test's subject, not this probe's.
     probe = urllib3.PoolManager(cert_reqs="CERT_NONE", retries=False, timeout=2)
     urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
@@ -96,13 +115,4 @@ def _wait_until_live(process: subprocess.Popen[bytes], url: str, log: str) -> No
         except urllib3.exceptions.HTTPError:
             pass
         time.sleep(0.05)
-    raise RuntimeError(f"MinIO at {url} is not live after {_START_SECONDS} s: {Path(log).read_text()[-2000:]}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    raise RuntimeError(f"MinIO at {url} is not live after {_START_SECONDS} s: {log.read_text()[-2000:]}")

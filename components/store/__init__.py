@@ -97,6 +97,16 @@ def open_store(url: str, role: str | None = None) -> Store:
     return FileStore(_folder(url))
 
 
+def check_address(url: str) -> None:
+    """Refuse what `open_store` could never open. Needs no keys."""
+    if url.startswith("s3://"):
+        from components.store.access import parse_address
+
+        parse_address(url)
+    else:
+        _folder(url)
+
+
 def checked_bucket(bucket: str) -> str:
     if not _BUCKET.fullmatch(bucket):
         raise InputError(f"bucket {bucket[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -, no leading dot; rename the silo or role")

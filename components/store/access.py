@@ -16,8 +16,11 @@ from minio.credentials.providers import Provider
 
 from components.errors import InputError, StoreError
 from components.store import checked_bucket
+from components.store.file import write_file
 
 _PREFIX = re.compile(r"[a-z0-9][a-z0-9-]*")
+_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_KEY_FILES = ("access_key", "secret_key")
 _KEY_VARIABLES = (
     ("SILOFLOW_ACCESS_KEY", "SILOFLOW_SECRET_KEY"),
     ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
@@ -34,6 +37,15 @@ class Address:
     prefix: str
     tls: bool
     region: str | None
+
+    def bucket_name(self, bucket: str) -> str:
+        """What the bucket is called on the server, once that is known to be a name it can have."""
+        name = f"{self.prefix}-{checked_bucket(bucket)}"
+        if not _BUCKET_NAME.fullmatch(name):
+            raise InputError(
+                f"bucket {name!r}: expected 3 to 63 of a-z 0-9 -, found {len(name)} characters; rename the silo or the prefix of the store"
+            )
+        return name
 
 
 def parse_address(url: str) -> Address:
@@ -81,9 +93,9 @@ class RoleKeys(Provider):
         mounted = os.environ.get("SILOFLOW_CREDENTIALS")
         if mounted:
             for folder in ([Path(mounted, self._role)] if self._role else []) + [Path(mounted)]:
-                access_key, secret_key = self._line(folder / "access_key"), self._line(folder / "secret_key")
-                if access_key and secret_key:
-                    return Credentials(access_key, secret_key)
+                found = keys_in(folder)
+                if found is not None:
+                    return found
         for access_name, secret_name in _KEY_VARIABLES:
             access_key, secret_key = os.environ.get(access_name), os.environ.get(secret_name)
             if access_key and secret_key:
@@ -93,15 +105,31 @@ class RoleKeys(Provider):
             "access_key and secret_key, or set SILOFLOW_ACCESS_KEY and SILOFLOW_SECRET_KEY"
         )
 
-    def _line(self, path: Path) -> str | None:
-        try:
-            return path.read_text(encoding="ascii").strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, UnicodeDecodeError):
-            raise StoreError(
-                f"{self._store}: expected a key in {path}, found an unreadable file; check its permissions and content"
-            ) from None
+
+def keys_in(folder: Path) -> Credentials | None:
+    """The pair in a role's folder; None unless both are there."""
+    access_key, secret_key = (_line(folder / name) for name in _KEY_FILES)
+    return Credentials(access_key, secret_key) if access_key and secret_key else None
+
+
+def _line(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError):
+        raise StoreError(f"expected a key in {path}, found an unreadable file; check its permissions and content") from None
+
+
+def write_keys(folder: Path, keys: Credentials) -> None:
+    """For `keys_in`, in a folder and in files that only their owner can read."""
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name, key in zip(_KEY_FILES, (keys.access_key, keys.secret_key), strict=True):
+            write_file(folder / name, [f"{key}\n".encode()], mode=0o600)
+    except OSError as error:
+        raise InputError(f"credentials folder {folder}: cannot be written ({error.strerror}); choose another one") from None
 
 
 def trusted_certificates() -> ssl.SSLContext:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from typing import NamedTuple
 from xml.etree.ElementTree import ParseError
 
-from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
+from minio.error import InvalidResponseError, MinioAdminException, MinioException, S3Error, ServerError
 from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
@@ -16,7 +17,7 @@ from urllib3.exceptions import (
     SSLError,
 )
 
-FAULTS = (HTTPError, MinioException, ParseError)
+FAULTS = (HTTPError, MinioException, MinioAdminException, ParseError)
 
 _PASSING_CODES = {
     "SlowDown",
@@ -39,12 +40,14 @@ _NETWORK = {
 }
 _UNTRUSTED = "no TLS connection"
 _NOT_S3 = "not an answer of an S3 service"
+_NOT_MINIO = "not an answer of a MinIO server"
 _ADVICE = {
     "NoSuchBucket": "prepare the store first, or correct the prefix in its address",
     "RequestTimeTooSkewed": "set the clock of this machine",
     "AuthorizationHeaderMalformed": "add ?region=... to the store's address",
     "BadRequest": "correct host, port, region or ?tls= in the store's address",
     _NOT_S3: "correct host, port or ?tls= in the store's address",
+    _NOT_MINIO: "correct host, port or ?tls= in the store's address; on any other S3, apply what `siloflow store policies` prints",
     _UNTRUSTED: "set SILOFLOW_CA to the certificate of the store's CA, or correct ?tls= in its address",
 }
 _KEYS_ADVICE = "check the access key, the secret key and what they may do in this bucket"
@@ -74,9 +77,20 @@ def diagnosis(error: Exception) -> Fault:
         # The client keeps to itself the status of an answer in HTML, which is what a proxy in between sends.
         status = error.status_code if isinstance(error, ServerError) else error._code
         return Fault(f"HTTP status {status}", True) if _is_passing(status) else Fault(_NOT_S3, False)
+    if isinstance(error, MinioAdminException):
+        passing = _is_passing(int(error._code))
+        return Fault(_admin_code(error._body) or (f"HTTP status {error._code}" if passing else _NOT_MINIO), passing)
     if isinstance(error, SSLError):
         return Fault(_UNTRUSTED, isinstance(error.args[0], ssl.SSLEOFError))
     return Fault(next((cause for kind, cause in _NETWORK.items() if isinstance(error, kind)), "connection broken"), True)
+
+
+def _admin_code(body: str) -> str | None:
+    try:
+        code = json.loads(body)["Code"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return code if isinstance(code, str) and code.isalnum() else None
 
 
 def _is_passing(status: int) -> bool:

@@ -91,12 +91,12 @@ class FileStore:
             ) from None
 
 
-def write_file(path: Path, chunks: Sequence[bytes | memoryview]) -> None:
+def write_file(path: Path, chunks: Sequence[bytes | memoryview], mode: int = 0o666) -> None:
     """Replace the file atomically and durably: afterwards it is there, whole, even if the machine loses power."""
     _create_folder(path.parent)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _write(unfinished, byte_views(chunks))
+        _write(unfinished, byte_views(chunks), mode)
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
@@ -104,8 +104,8 @@ def write_file(path: Path, chunks: Sequence[bytes | memoryview]) -> None:
     _sync_folder(path.parent)
 
 
-def _write(path: Path, views: list[memoryview]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def _write(path: Path, views: list[memoryview], mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         first = 0
         while first < len(views):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,14 +24,13 @@ from urllib3.response import BaseHTTPResponse
 from components.digest import Hashing
 from components.errors import InputError, StoreError
 from components.layout import SERVER
-from components.store import SMALL_OBJECT, Fetched, ObjectTooLarge, byte_views, checked_bucket, checked_key
+from components.store import SMALL_OBJECT, Fetched, ObjectTooLarge, byte_views, checked_key
 from components.store.access import RoleKeys, parse_address, trusted_certificates
 from components.store.faults import FAULTS, diagnosis
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _SINGLE_REQUEST = 16 * 2**20
 _PART = 8 * 2**20
 _PARALLEL_PARTS = 3
@@ -44,16 +42,15 @@ class S3Store:
     """One connection pool, one role. What fails for a passing reason is tried SILOFLOW_STORE_ATTEMPTS times in all."""
 
     def __init__(self, url: str, role: str | None) -> None:
-        address = parse_address(url)
+        self._address = address = parse_address(url)
         self.url = address.url
         self.retries = 0
-        self._prefix = address.prefix
         self._attempts = _attempts()
         # The server maps every silo's update at once: on disk they are not its memory.
         self._spool_in_memory = role != SERVER
         self._keys = RoleKeys(address.url, role)
         # urllib3's own retries are off: they would not be counted, and do not cover the body of an answer.
-        pool = urllib3.PoolManager(
+        self._pool = urllib3.PoolManager(
             timeout=urllib3.Timeout(connect=5, read=60),
             maxsize=10,
             retries=False,
@@ -65,7 +62,7 @@ class S3Store:
                 secure=address.tls,
                 region=address.region,
                 credentials=self._keys,
-                http_client=pool,
+                http_client=self._pool,
             )
         except ValueError as error:
             raise InputError(f"store {self.url}: {error}; correct its host or region") from None
@@ -143,26 +140,24 @@ class S3Store:
         for bucket in buckets:
             self._attempt(f"prepare {bucket}", partial(self._create, self._name(bucket)))
 
-    def _create(self, name: str) -> None:
+    def _create(self, name: str) -> bool:
+        """Whether it was this call that made the bucket."""
         if self._client.bucket_exists(bucket_name=name):
-            return
+            return False
         try:
             self._client.make_bucket(bucket_name=name)
         except S3Error as error:
             # Another process was quicker.
             if error.code != "BucketAlreadyOwnedByYou":
                 raise
+            return False
+        return True
 
     def _name(self, bucket: str, key: str | None = None) -> str:
         """The bucket's name on the server, once it and the key are known to be well formed."""
         if key is not None:
             checked_key(key)
-        name = f"{self._prefix}-{checked_bucket(bucket)}"
-        if not _BUCKET_NAME.fullmatch(name):
-            raise InputError(
-                f"bucket {name!r}: expected 3 to 63 of a-z 0-9 -, found {len(name)} characters; rename the silo or the prefix of the store"
-            )
-        return name
+        return self._address.bucket_name(bucket)
 
     def _download(self, operation: str, bucket: str, key: str, limit: int, consume: Callable[[BaseHTTPResponse, int], T]) -> T | None:
         name = self._name(bucket, key)

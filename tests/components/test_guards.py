@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +16,11 @@ from components.guards import Expected, Rejected, check_manifest, is_finite
 from components.manifest import Rejection, Stored, UpdateManifest
 from components.server import server_step
 from components.silo import silo_step
+from components.store.file import FileStore
 from components.wire import Payload, model_digest
 from fl_algorithms.contract import TensorShape
 from tests.federations import Run, update_file, values
-from tests.forgery import BAD, POISON, STEP, Forger, spoil
+from tests.forgery import BAD, JOIN, JOIN_POISON, POISON, STEP, Forger, spoil
 
 
 def trained(pictures: Path, folder: Path, **fields: Any) -> Run:
@@ -121,15 +121,102 @@ def test_too_few_honest_updates_are_not_enough(lenient_run: Run, tmp_path: Path)
         server_step(run.role("server"), *STEP)
 
 
-def test_a_silo_that_joins_with_nothing_is_not_in_the_roster(pictures: Path, tmp_path: Path) -> None:
-    run = Run(values(pictures, rounds=1, quorum=0.6), tmp_path / "run")
+@pytest.fixture(scope="module")
+def joined_run(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """All three silos have asked to join."""
+    run = Run(values(pictures, rounds=1, quorum=0.6), tmp_path_factory.mktemp("joined") / "run")
     for silo in run.silos:
-        silo_step(run.role(silo), 0, "join")
-    manifest = run.folder / "store" / layout.silo_bucket(BAD) / layout.update_keys(run.name, 0, "join")[1]
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "samples": 0}))
-    broadcast = server_step(run.role("server"), 0, "join")
+        silo_step(run.role(silo), *JOIN)
+    return run
+
+
+@pytest.mark.parametrize(("reason", "forge"), JOIN_POISON)
+def test_a_silo_that_joins_with_a_lie_is_not_in_the_roster(
+    joined_run: Run, tmp_path: Path, reason: str, forge: Callable[[Forger], object]
+) -> None:
+    run = copy_of(joined_run, tmp_path)
+    forge(Forger(run, JOIN))
+    broadcast = server_step(run.role("server"), *JOIN)
     assert (list(broadcast.roster), broadcast.participants) == (["ash", "cedar"], ["ash", "cedar"])
-    assert [item.reason for item in broadcast.rejected] == ["samples"]
+    assert [(item.silo, item.reason) for item in broadcast.rejected] == [(BAD, reason)]
+    assert broadcast.rejected[0].detail.isprintable()
+
+
+def test_the_federation_says_how_many_images_a_silo_can_have(pictures: Path, tmp_path: Path) -> None:
+    run = Run(values(pictures, rounds=1, quorum=0.3, samples_bound=26), tmp_path / "run")
+    for silo in run.silos:
+        silo_step(run.role(silo), *JOIN)
+    broadcast = server_step(run.role("server"), *JOIN)
+    assert broadcast.roster == {"ash": run.planned["samples"]["ash"]}
+    assert broadcast.rejected[0].detail == "expected at most 26 training images (samples_bound), found 27"
+
+
+# ---- the same name twice
+
+
+@pytest.fixture(scope="module")
+def two_rounds(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Round 1 is over, all three silos have published round 2; the updates of round 1 are kept aside in `old`."""
+    run = Run(values(pictures, rounds=2, quorum=0.6), tmp_path_factory.mktemp("two") / "run")
+    run.go(until=JOIN)
+    for silo in run.silos:
+        silo_step(run.role(silo), *STEP)
+    shutil.copytree(run.folder / "store" / layout.silo_bucket(BAD), run.folder / "old")
+    server_step(run.role("server"), *STEP)
+    for silo in run.silos:
+        silo_step(run.role(silo), 2, "train")
+    return run
+
+
+def test_an_update_of_an_older_round_is_stale(two_rounds: Run, tmp_path: Path) -> None:
+    run = copy_of(two_rounds, tmp_path)
+    for old, new in zip(layout.update_keys(run.name, *STEP), layout.update_keys(run.name, 2, "train"), strict=True):
+        shutil.copy(run.folder / "old" / old, run.folder / "store" / layout.silo_bucket(BAD) / new)
+    assert [(item.silo, item.reason) for item in server_step(run.role("server"), 2, "train").rejected] == [(BAD, "stale")]
+
+
+def test_an_update_that_is_replaced_while_the_server_reads_it(two_rounds: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, fetch = copy_of(two_rounds, tmp_path), FileStore.fetch
+    payload_key = layout.update_keys(run.name, 2, "train")[0]
+
+    def replaced_before(store: FileStore, bucket: str, key: str, limit: int) -> Any:
+        if (bucket, key) == (layout.silo_bucket(BAD), payload_key):
+            store.put(bucket, key, [update_file(run, "ash", 2, "train").read_bytes()])
+        return fetch(store, bucket, key, limit)
+
+    monkeypatch.setattr(FileStore, "fetch", replaced_before)
+    assert [(item.silo, item.reason) for item in server_step(run.role("server"), 2, "train").rejected] == [(BAD, "digest")]
+
+
+def test_what_a_silo_writes_after_its_update_was_used_changes_nothing(two_rounds: Run, tmp_path: Path) -> None:
+    undisturbed, disturbed = copy_of(two_rounds, tmp_path / "a"), copy_of(two_rounds, tmp_path / "b")
+    results = []
+    for run in (undisturbed, disturbed):
+        before = server_step(run.role("server"), 2, "train")
+        if run is disturbed:
+            Forger(run, (2, "train")).tensors(spoil(1000.0))
+            Forger(run, (2, "train")).declare(samples=10**9)
+            run.restart()
+            assert server_step(run.role("server"), 2, "train") == before
+        results.append(run.result())
+    assert results[0]["digest"] == results[1]["digest"]
+    assert not results[1]["rejected"]
+
+
+# ---- what comes of it
+
+
+def test_a_model_that_is_not_finite_is_not_published(pictures: Path, tmp_path: Path) -> None:
+    run = Run(values(pictures, "fedavgm", {"server_lr": 1e60}, rounds=1), tmp_path / "run")
+    run.go(until=JOIN)
+    for silo in run.silos:
+        silo_step(run.role(silo), *STEP)
+    with pytest.raises(
+        QuorumError, match=r"^round 1 train: model tensor \S+ would hold NaN or infinity, .* sent: ash \S+, birch "
+    ) as caught:
+        server_step(run.role("server"), *STEP)
+    assert caught.value.exit_code == 5
+    assert not (run.folder / "store" / layout.GLOBAL / layout.step_key(run.name, *STEP)).exists()
 
 
 @pytest.mark.parametrize(("bound", "rejected"), [(1e-4, ["norm"] * 3), (1e4, [])])

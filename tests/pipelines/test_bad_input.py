@@ -10,9 +10,12 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
+from torch import nn
 
+from components.errors import InputError
 from components.federation import resolve
 from components.spec import parse_spec
+from fl_algorithms.models import MODELS, ModelInfo, Network
 from pipelines.example import EXAMPLE
 from tests.pipelines.commands import command, finish, invoke, pictures
 
@@ -44,6 +47,14 @@ def empty_folder(path: Path) -> list[str]:
     return folder_of(path)
 
 
+def alone(algorithm: str) -> Callable[[Path], list[str]]:
+    return lambda _: ["--set", f"algorithm={algorithm}", "--set", "sources=[chalk]", "--set", "target=pencil"]
+
+
+def mixing(backbone: str, *layers: str) -> Callable[[Path], list[str]]:
+    return lambda _: ["--set", "algorithm=mixstyle", "--set", f"backbone={backbone}", "--set", f"hyper.layers=[{', '.join(layers)}]"]
+
+
 BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "algorithm": (lambda _: ["--set", "algorithm=fedcrl"], "did you mean 'fedccrl'"),
     "data set": (lambda _: ["--set", "dataset=styled-digit"], "did you mean 'styled-digits'"),
@@ -53,7 +64,25 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "backbone": (lambda _: ["--set", "backbone=resnet18"], "did you mean 'resnet-18'"),
     "target is a source": (lambda _: ["--set", "target=chalk", "--set", "sources=[chalk, neon]"], "target 'chalk': is also a source"),
     "no rounds": (lambda _: ["--set", "rounds=0"], "rounds: "),
-    "negative lr": (lambda _: ["--set", "hyper.lr=-1"], "hyper.lr: "),
+    "negative lr": (lambda _: ["--set", "hyper.lr=-1"], "hyper.lr: input should be greater than 0, found '-1'"),
+    "endless lr": (lambda _: ["--set", "hyper.lr=inf"], "hyper.lr: expected a finite number, found inf"),
+    "ratio": (
+        lambda _: ["--set", "hyper.ratio=1.5"],
+        "hyper.ratio: input should be less than or equal to 1, found '1.5' (allowed: > 0, <= 1)",
+    ),
+    "hyper-parameter of another": (lambda _: ["--set", "algorithm=fedavg", "--set", "hyper.ratio=0.1"], "'hyper.ratio' of fedavg"),
+    "too many participants": (lambda _: ["--set", "hyper.participants=4"], "hyper.participants: 4 silos a round"),
+    "ccst alone": (alone("ccst"), "needs at least 2 silos, found 1"),
+    "copa alone": (alone("copa"), "needs at least 2 source domains, found 1"),
+    "csac alone": (alone("csac"), "needs at least 2 silos, found 1"),
+    "fedccrl alone": (alone("fedccrl"), "needs at least 2 silos a round, found 1: a lone silo has no foreign statistics"),
+    "feddann alone": (alone("feddann"), "needs at least 2 source domains, found 1"),
+    "feddann, silos of one domain": (lambda _: [*alone("feddann")(_), "--set", "silos_per_domain=3"], "needs at least 2 source domains"),
+    "feddg alone": (alone("feddg"), "needs at least 2 silos, found 1"),
+    "ga alone": (alone("ga"), "needs at least 2 silos a round, found 1"),
+    "mixstyle, no such block": (mixing("small-cnn", "layer1", "layer5"), "(layer1, layer2, layer3), found 'layer5'"),
+    "mixstyle, the last block": (mixing("resnet-18", "layer4"), "found 'layer4'"),
+    "mixstyle, no block": (mixing("small-cnn"), "hyper.layers: "),
     "setting": (lambda _: ["--set", "rounds"], "expected field=value"),
     "spec is a list": (lambda tmp: spec_file(tmp / "s.yaml", b"- rounds\n"), "found a list"),
     "spec is empty": (lambda tmp: spec_file(tmp / "s.yaml", b""), "found nothing"),
@@ -90,6 +119,15 @@ def test_bad_input_of_the_real_command(case: str, tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and expected in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_csac_on_a_backbone_without_named_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ModelInfo("one layer", 16, lambda classes, _: Network(nn.Sequential(), nn.Flatten(), nn.Linear(48 * 48 * 3, classes), taps=()))
+    monkeypatch.setitem(MODELS, "plain", plain)
+    spec = {**EXAMPLE, "algorithm": "csac", "backbone": "plain", "hyper": {}}
+    with pytest.raises(InputError, match="backbone plain: csac aligns named layers, and it names none"):
+        resolve(parse_spec(spec))
+    resolve(parse_spec({**spec, "hyper": {"align": "logits"}}))
 
 
 def test_a_run_folder_of_another_spec_is_refused_and_kept(tmp_path: Path) -> None:
