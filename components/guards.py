@@ -88,7 +88,7 @@ def check_tensors(payload: Payload, manifest: UpdateManifest, expected: Expected
             raise Rejected("shape", f"tensor {name}: expected {list(wanted.shape)}, found {list(found.shape)}")
     for name in payload:
         check_values(name, payload[name])
-        payload.forget(name)
+        payload.forget()
 
 
 def check_values(name: str, tensor: torch.Tensor) -> None:
@@ -125,6 +125,6 @@ def check_norm(payload: Payload, model: Tensors, bound: float) -> None:
     for name in payload:
         if name in model and model[name].is_floating_point():
             total += float((payload[name].double() - model[name].double()).square().sum())
-            payload.forget(name)
+            payload.forget()
     if total**0.5 > bound:
         raise Rejected("norm", f"expected a difference of norm at most {bound:g} from the global model, found {total**0.5:.4g}")

@@ -13,6 +13,7 @@ import yaml
 from components import layout
 from components.errors import InputError, StoreError
 from components.federation import Federation, resolve
+from components.manifest import BroadcastManifest
 from components.received import read_broadcast, read_update
 from components.silo import Role
 from components.spec import FederationSpec, parse_spec, read_spec
@@ -145,7 +146,8 @@ def finish(role: Role) -> dict[str, Any]:
         "accuracy": select([r["validation_accuracy"] for r in rounds], [r["target_accuracy"] for r in rounds]),
         "history": rounds, "seconds": seconds,
         "bytes": {"up": sum(r["bytes"]["up"] for r in rounds), "down": sum(r["bytes"]["down"] for r in rounds)},
-        "rejected": [item for r in rounds for item in r["rejected"]],
+        "rejected": [*_rejected_at_join(federation), *(item for r in rounds for item in r["rejected"])],
+        "absent": sorted(set(federation.silos) - last.roster.keys()),  # did not join, so took no part at all
     }  # fmt: skip
     write_file(federation.folder / "result.json", [json.dumps(result, indent=1).encode()])
     return result
@@ -160,7 +162,7 @@ def _round(federation: Federation, number: int) -> dict[str, Any]:
             raise StoreError(f"{federation.store.url}: the broadcast of round {number} {exchange} is missing; resume the run")
         entry["participants"], entry["weights"] = broadcast.accepted, broadcast.weights
         entry["missing"] += broadcast.missing
-        entry["rejected"] += [{"round": number, "exchange": exchange, **item.model_dump()} for item in broadcast.rejected]
+        entry["rejected"] += _rejections(broadcast)
         _add(entry["seconds"], broadcast.seconds)
         for silo in broadcast.accepted:
             update = read_update(federation, silo, number, exchange)
@@ -172,6 +174,15 @@ def _round(federation: Federation, number: int) -> dict[str, Any]:
                     entry["train_loss"][silo] = update.metrics["loss"]
     _count(federation, number, entry)
     return entry
+
+
+def _rejections(broadcast: BroadcastManifest) -> list[dict[str, Any]]:
+    return [{"round": broadcast.round, "exchange": broadcast.exchange, **item.model_dump()} for item in broadcast.rejected]
+
+
+def _rejected_at_join(federation: Federation) -> list[dict[str, Any]]:
+    joined = read_broadcast(federation, 0, federation.last_exchange(0))
+    return _rejections(joined) if joined is not None else []
 
 
 def _count(federation: Federation, number: int, entry: dict[str, Any]) -> None:

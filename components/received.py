@@ -121,8 +121,12 @@ class Received(Mapping[str, Tensors]):
         if self._silo is None:
             return None
         if step not in self._inboxes:
-            key = layout.inbox_key(self._federation.run, *step)
-            self._inboxes[step] = _of_server(self._federation, Inbox, layout.silo_bucket(self._silo), key)
+            bucket, key = layout.silo_bucket(self._silo), layout.inbox_key(self._federation.run, *step)
+            inbox = _of_server(self._federation, Inbox, bucket, key)
+            if inbox is None and self._silo in self._manifest.roster:
+                self._refuse_late()
+                raise StoreError(f"{self._federation.store.url}: {bucket}/{key}: found nothing; the store lost what the server published")
+            self._inboxes[step] = inbox
         return self._inboxes[step]
 
 

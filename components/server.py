@@ -43,7 +43,7 @@ class Accepted:
     def each(self, key: str) -> Iterator[torch.Tensor]:
         for silo in self.names:
             yield self._payloads[silo][key]
-            self._payloads[silo].forget(key)
+            self._payloads[silo].forget()
 
 
 @dataclass
@@ -185,7 +185,8 @@ def publish_broadcast(
     for name, tensors in broadcast.parts.items():
         stored = _put_part(federation, round, exchange, name, None, tensors)
         parts[name] = Part(round=round, exchange=exchange, **stored.model_dump())
-    inboxes: dict[str, dict[str, Stored]] = {}
+    # one for every silo, also an empty one: a silo must be able to tell nothing from something that was lost
+    inboxes: dict[str, dict[str, Stored]] = {silo: {} for silo in roster} if broadcast.personal else {}
     for name, by_silo in broadcast.personal.items():
         personal[name] = (round, exchange)
         for silo, tensors in sorted(by_silo.items()):

@@ -109,12 +109,12 @@ class Payload(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def forget(self, name: str | None = None) -> None:
-        """Let go of the pages of one tensor, or of all: what was read from a file need not stay in this process's memory."""
-        begin, end = (self._start + offset for offset in self._offsets[name]) if name is not None else (0, len(self._map))
-        first = begin - begin % mmap.PAGESIZE
-        if end > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
+    def forget(self) -> None:
+        """Let go of the file's pages: what was read need not stay in this process's memory. Tensors stay valid.
+
+        All pages, not those of one tensor: with the page that was asked for the kernel maps its neighbours, up to a megabyte of them.
+        """
+        self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

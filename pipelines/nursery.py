@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import gc
+import signal
 
-import torch._dynamo  # noqa: F401  the first step of an optimiser imports it: 1.2 s, here once instead of in every worker
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-import components.worker  # noqa: F401
-import pipelines.workers  # noqa: F401
+with contextlib.suppress(OSError, AttributeError):  # another system has no such call
+    # an engine that is stopped while this process still imports torch must not leave it behind for those seconds
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+import torch._dynamo  # noqa: E402, F401  the first step of an optimiser imports it: 1.2 s, here once instead of in every worker
+
+import components.worker  # noqa: E402, F401
+import pipelines.workers  # noqa: E402, F401
 
 gc.collect()
 gc.freeze()  # the collector would otherwise write to every object's header, and so copy the shared pages one by one

@@ -47,6 +47,8 @@ def print_summary(console: Console, runs: Sequence[Outcome], folder: Path) -> No
         rejected = main.result["rejected"]
         reasons = ", ".join(sorted({f"{item['silo']} ({item['reason']})" for item in rejected}))
         rows.insert(0, ("rejected", f"{len(rejected)}, never averaged: {reasons}"))
+    if main.result["absent"]:
+        rows.insert(0, ("absent", f"{', '.join(main.result['absent'])}: did not join, took no part"))
     for name, value in rows:
         console.print(Text.assemble((f"{name:>12}  ", "dim"), value), soft_wrap=True)
 

@@ -56,7 +56,7 @@ class Workers:
 
     def __post_init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*self.preload, "pipelines.nursery"])
+        context.set_forkserver_preload(["pipelines.nursery", *self.preload])
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker then asks for its own number; no pool of idle threads before
 
     def busy(self, name: str) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import ssl
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 from xml.etree.ElementTree import ParseError
 
+from minio import time
 from minio.error import InvalidResponseError, MinioAdminException, MinioException, S3Error, ServerError
 from urllib3.exceptions import (
     ConnectTimeoutError,
@@ -19,6 +22,7 @@ from urllib3.exceptions import (
 
 FAULTS = (HTTPError, MinioException, MinioAdminException, ParseError)
 
+_ALLOWED_SKEW = timedelta(minutes=15)  # of S3
 _PASSING_CODES = {
     "SlowDown",
     "RequestTimeout",
@@ -72,6 +76,8 @@ def diagnosis(error: Exception) -> Fault:
     if isinstance(error, S3Error):
         status = error.response.status
         code = error.code if error.code and error.code.isalnum() else f"HTTP status {status}"
+        if code == "AccessDenied" and _is_skewed(error.response.headers.get("Date", "")):
+            code = "RequestTimeTooSkewed"
         return Fault(code, code in _PASSING_CODES or _is_passing(status))
     if isinstance(error, (ServerError, InvalidResponseError)):
         # The client keeps to itself the status of an answer in HTML, which is what a proxy in between sends.
@@ -91,6 +97,14 @@ def _admin_code(body: str) -> str | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return code if isinstance(code, str) and code.isalnum() else None
+
+
+def _is_skewed(date: str) -> bool:
+    """The refusal of a HEAD request has no body that would tell a wrong clock from a wrong key."""
+    try:
+        return abs(parsedate_to_datetime(date) - time.utcnow()) > _ALLOWED_SKEW
+    except (TypeError, ValueError):
+        return False
 
 
 def _is_passing(status: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -128,7 +129,10 @@ class Trial:
             self.run.kill_all()
         elif kill.victim == "stop":
             victim.send_signal(signal.SIGTERM)
-            self.run.process.wait(GRACE)
+            try:
+                self.run.process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                self.run.kill_all()  # as Kubernetes would; the exit code tells
         else:
             victim.send_signal(signal.SIGKILL)
 

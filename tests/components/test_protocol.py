@@ -139,6 +139,24 @@ def test_a_lost_silo_is_named_and_others_go_on_below_full_quorum(start: Start) -
     assert sum(broadcast.weights.values()) == pytest.approx(1)
 
 
+def test_a_silo_that_never_joined_is_in_the_result(start: Start) -> None:
+    run = start(quorum=0.6)
+    for silo in ("ash", "cedar"):
+        silo_step(run.role(silo), 0, "join")
+    server_step(run.role("server"), 0, "join")
+    run.go(order=lambda silos: [silo for silo in silos if silo != "birch"])
+    assert run.finish()["absent"] == ["birch"]
+
+
+def test_a_lost_inbox_is_noticed(start: Start) -> None:
+    run = start("fedccrl")
+    run.go(until=(1, "statistics"))
+    inbox = run.folder / "store" / layout.silo_bucket("birch") / layout.inbox_key(run.name, 1, "statistics")
+    inbox.unlink()
+    with pytest.raises(StoreError, match="the store lost what the server published"):
+        silo_step(run.role("birch"), 1, "train")
+
+
 def test_a_step_before_its_broadcast_says_what_is_missing(start: Start) -> None:
     run = start()
     with pytest.raises(DeadlineError, match="broadcast of round 0 join is not in"):

@@ -38,6 +38,7 @@ RESULT: dict[str, Any] = {
     "accuracy": {"last": 0.5, "best_validation": 0.25, "oracle": 0.75},
     "bytes": {"up": 1_500_000, "down": 3_000_000},
     "rejected": [],
+    "absent": [],
 }
 
 
