@@ -169,7 +169,9 @@ def test_a_run_repeats_and_resumes(start: Start, algorithm: str) -> None:
 
 
 def test_separate_silos_are_refused_before_anything_is_written(start: Start, tmp_path: Any) -> None:
-    with pytest.raises(InputError, match="algorithm 'deepall': pools the images of all silos") as caught:
+    with pytest.raises(InputError, match="algorithm 'deepall': pools the images of all silos"):
+        start("deepall", store="s3://store.example/runs")
+    with pytest.raises(InputError) as caught:
         start("deepall", store="s3://user:secret@store.example/runs")
     assert "secret" not in str(caught.value)
     assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +21,11 @@ def invoke(*words: str | Path) -> Result:
 
 
 def command(*words: str | Path, **options: Any) -> subprocess.Popen[str]:
+    """As from a terminal: a shell that starts the tests in the background lets them, and what they start, ignore Ctrl-C."""
     return subprocess.Popen(
-        [SILOFLOW, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **options
-    )
+        [SILOFLOW, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options,
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 120) -> tuple[int, str, str]:
