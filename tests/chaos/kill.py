@@ -24,6 +24,7 @@ from tests.minio_server import MinioServer, running_minio
 ALGORITHMS = ("csac", "fedadg", "fedavg", "fedccrl")
 SEED = 6
 AT_ONCE = 2
+TOO_LATE = "never came to"
 GRACE = 10.0  # seconds between SIGTERM and the end: less than Kubernetes grants
 STORE_DOWN = 1.0  # seconds until a killed store is started again
 PLACES = {
@@ -101,7 +102,7 @@ class Trial:
                 break
             kill = replace(kill, share=kill.share / 2)  # the run was over before
         if not sign.exists():
-            return f"never came to {kill.order or kill.label}: {ended.line}"
+            return f"{TOO_LATE} {kill.order or kill.label}: {ended.line}"
         return _broken_promise(kill, ended)
 
     def recover(self) -> tuple[float, str]:
@@ -211,7 +212,11 @@ def campaign(full: bool) -> Iterator[Row]:
             for number, ((kill, algorithm, on), (seconds, wrong)) in enumerate(zip(jobs, outcomes, strict=True), 1):
                 print(f"kill {number} of {len(jobs)}: {algorithm}, {kill.label}: {wrong or 'survived'}", file=sys.stderr)
                 row = rows.setdefault(kill.label, Row("kill", kill.label))
-                row.attempt(not wrong, seconds, f"{algorithm} on {'s3' if on else 'file'}, {kill}: {wrong}")
+                what = f"{algorithm} on {'s3' if on else 'file'}, {kill}: {wrong}"
+                if wrong.startswith(TOO_LATE) and not kill.place:
+                    row.missed.append(what)
+                else:
+                    row.attempt(not wrong, seconds, what)
         yield from sorted(rows.values(), key=lambda row: row.fault)
 
 

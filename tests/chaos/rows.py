@@ -16,6 +16,7 @@ class Row:
     survived: int = 0
     seconds: list[float] = field(default_factory=list)  # to recover, one per attempt; empty where there is nothing to recover
     lost: list[str] = field(default_factory=list)  # one line per attempt that did not survive
+    missed: list[str] = field(default_factory=list)  # the run was over before the fault: not an attempt
     note: str = ""
 
     def attempt(self, survived: bool, seconds: float | None = None, lost: str = "") -> None:
