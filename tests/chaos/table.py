@@ -39,7 +39,7 @@ def _section(heading: str, part: Mapping[str, Any]) -> str:
 def _line(row: Mapping[str, Any]) -> str:
     seconds = row["seconds"]
     median, longest = (f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}") if seconds else ("", "")
-    late = f"{len(row['missed'])} more runs were over before it" if row.get("missed") else ""
+    late = f"not counted: {len(row['missed'])} over before it" if row.get("missed") else ""
     remarks = "; ".join(filter(None, [row["note"], late]))
     fault = row["fault"] + (f" ({remarks})" if remarks else "")
     cells = [fault, row["tried"], row["survived"], median, longest, "<br>".join(row["lost"]) or "nothing"]
