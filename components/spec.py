@@ -231,6 +231,7 @@ def explain(error: ValidationError, model: Any, prefix: str = "") -> str:
         owner = model
         for part in first["loc"][:-1]:
             owner = get_args(owner)[0] if isinstance(part, int) else owner.model_fields[part].annotation
+            owner = get_args(owner)[0] if type(None) in get_args(owner) else owner  # of `Model | None` the model
         return f"unknown field {where[:80]!r}: {nearest(str(first['loc'][-1]), sorted(owner.model_fields))}"
     found = str(first["input"])
     reason = first["msg"].removeprefix("Value error, ")
