@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import re
@@ -107,6 +108,16 @@ class Federation:
         self.spec, self.run, self.folder = spec, checked_run(run), folder
         self.digest = spec.digest()
         self._role = role
+        self._shares: dict[tuple[str, ...], dict[str, Share]] = {}
+
+    def beside(self, role: str) -> Federation:
+        """The same federation for another silo that this process plays: what was read of the data serves both, keys do not."""
+        _ = self.data, self.silos  # first, so that the copy has them too
+        other = copy.copy(self)
+        other._role = role
+        other.__dict__.pop("store", None)
+        other.algorithm = self.algorithm.beside()
+        return other
 
     @cached_property
     def store(self) -> Store:
@@ -179,8 +190,11 @@ class Federation:
 
     def shares(self, domains: Sequence[str]) -> dict[str, Share]:
         """Who has which image, as far as these domains tell. A silo with one domain needs no other's files."""
-        groups = {domain: self.data.domain(domain).groups for domain in domains}
-        return partition(self._rule, {domain: self._split(domain) for domain in domains}, self.spec.seed, groups)
+        if tuple(domains) not in self._shares:
+            groups = {domain: self.data.domain(domain).groups for domain in domains}
+            splits = {domain: self._split(domain) for domain in domains}
+            self._shares[tuple(domains)] = partition(self._rule, splits, self.spec.seed, groups)
+        return self._shares[tuple(domains)]
 
     def _split(self, domain: str) -> Split:
         images, spec = self.data.domain(domain), self.spec

@@ -1,4 +1,4 @@
-"""A resident process that plays one role: it waits for commands on a pipe, runs the step, answers, and waits again.
+"""A resident process that plays one role, or many silos in turn: it waits for commands on a pipe, runs the step, answers, waits again.
 
 It is forked from a process that has already imported torch, so a silo starts in milliseconds and shares those pages. When
 the other end of the pipe goes away, so does it: nothing is left behind, however its parent ended.
@@ -6,14 +6,11 @@ the other end of the pipe goes away, so does it: nothing is left behind, however
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -21,33 +18,35 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from components import plan
 from components.errors import SiloflowError
 from components.federation import Federation
+from components.process import compute_with, keep_freed_memory, log_to_stderr
 from components.server import server_step
 from components.silo import Role, evaluate_step, silo_step, validate_step
 from components.spec import FederationSpec
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 REPORT_EVERY = 0.1  # seconds between two progress messages
+KEPT_ROLES = 8  # silos of one process whose memory of earlier steps is kept; the others read again what they need
+
+Command = tuple[str, str, dict[str, Any]]
 
 
-def serve(connection: Connection, name: str, log: str, threads: int, federation: dict[str, Any] | None) -> None:
-    """Main function of the process. Commands: (action, arguments); answers: (kind, content) as in pipelines.workers.Message."""
+def serve(connection: Connection, log: str, threads: int, federation: dict[str, Any] | None, trains: bool) -> None:
+    """Main function of the process. Commands: (role, action, arguments); answers: (kind, content) as in pipelines.workers.Message."""
     _settle(log, threads)
-    if federation is not None and name in federation["silos"]:
-        _keep_freed_memory()
-    commands: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
+    if trains:
+        keep_freed_memory()
+    commands: queue.Queue[Command] = queue.Queue()
     threading.Thread(target=_listen, args=(connection, commands), daemon=True).start()
-    player = Player(connection, name, federation)
+    player = Player(connection, federation)
     while True:
-        action, arguments = commands.get()
-        what = " ".join([action, *(f"{name}={value}" for name, value in arguments.items() if action != "plan")])
+        role, action, arguments = commands.get()
+        what = " ".join([role, action, *(f"{name}={value}" for name, value in arguments.items() if action != "plan")])
         started = time.monotonic()
         logging.info("%s: begins", what)
         try:
+            player.become(role)
             answer: tuple[str, Any] = "done", getattr(player, action)(**arguments)
         except SiloflowError as error:
             logging.error("%s", error)
@@ -68,24 +67,12 @@ def _settle(log: str, threads: int) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
-    level = logging.DEBUG if os.environ.get("SILOFLOW_DEBUG") else logging.INFO
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    log_to_stderr()
     faulthandler.enable()
-    torch.set_num_threads(threads)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only then
-    if torch.cuda.is_available():  # on the CPU a fixed number of threads is enough, and the call costs seconds of imports
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    compute_with(threads)
 
 
-def _keep_freed_memory() -> None:
-    """glibc gives freed activations back to the kernel after every batch and faults them in again for the next (specs: 1.13x)."""
-    with contextlib.suppress(OSError, AttributeError):  # another libc has no such setting
-        libc = ctypes.CDLL(None)
-        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            libc.mallopt(option, 1 << 30)
-
-
-def _listen(connection: Connection, commands: queue.Queue[tuple[str, dict[str, Any]]]) -> None:
+def _listen(connection: Connection, commands: queue.Queue[Command]) -> None:
     try:
         while True:
             commands.put(connection.recv())
@@ -96,13 +83,25 @@ def _listen(connection: Connection, commands: queue.Queue[tuple[str, dict[str, A
 class Player:
     """The actions of every role. A worker is told to do only those of its own."""
 
-    def __init__(self, connection: Connection, name: str, federation: dict[str, Any] | None) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, federation: dict[str, Any] | None) -> None:
+        self._connection, self._federation = connection, federation
         self._stage, self._done, self._begun, self._last = "", 0, 0.0, 0.0
         self._role: Role | None = None
-        if federation is not None:
-            spec = FederationSpec.model_validate(federation["spec"])
-            self._role = Role(Federation(spec, federation["run"], Path(federation["folder"]), name), name, self._report)
+        self._roles: dict[str, Role] = {}  # the one played last is the last
+
+    def become(self, name: str) -> None:
+        """Take that role from now on. Silos played in one process share the data they read, never what an algorithm remembers."""
+        if self._federation is None:
+            return
+        role = self._roles.pop(name, None)
+        if role is None and self._role is not None:
+            role = Role(self._role.federation.beside(name), name, self._report)
+        elif role is None:
+            spec = FederationSpec.model_validate(self._federation["spec"])
+            role = Role(Federation(spec, self._federation["run"], Path(self._federation["folder"]), name), name, self._report)
+        self._role = self._roles[name] = role
+        while len(self._roles) > KEPT_ROLES:
+            del self._roles[next(iter(self._roles))]
 
     @property
     def role(self) -> Role:

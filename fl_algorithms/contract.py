@@ -134,6 +134,10 @@ class Algorithm(Protocol):
     def __init__(self, hyper: Any, task: Task) -> None: ...
 
     def refuse(self, silos: Sequence[str]) -> None:
+    def beside(self) -> Algorithm:
+        """Another one of these for another silo that the same process plays; the two never work at the same time."""
+        ...
+
         """Raise `Unusable` when this federation cannot be served, before anything is trained."""
         ...
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -23,6 +23,9 @@ from fl_algorithms.randomness import stream, stream_seed
 from fl_algorithms.recipes import RECIPES, RecipeName
 from fl_algorithms.samples import Batch
 from fl_algorithms.training import Draw, fit, learning_rate, make_optimizer, optimizer_slots, restore_slots, shuffled
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MODEL = "model"  # the part every algorithm broadcasts
 RUNNING_MEAN, RUNNING_VAR = "running_mean", "running_var"
@@ -69,6 +72,12 @@ class FedAvg(Generic[H]):
 
     def __init__(self, hyper: H, task: Task) -> None:
         self.hyper, self.task = hyper, task
+
+    def beside(self) -> Self:
+        """The same algorithm for another silo of this process. It remembers nothing of this one; only the network's memory serves both."""
+        other = type(self)(self.hyper, self.task)
+        other.network, other.upload = self.network, self.upload
+        return other
 
     def refuse(self, silos: Sequence[str]) -> None:
         wanted = self.hyper.participants

@@ -22,6 +22,7 @@ from pipelines.summary import clock, decimal, describe, ending, percent, sparkli
 from pipelines.track import Track
 
 REFRESH = 4  # times a second: the silos need the cores more than the view does
+MOST_SHOWN = 40  # rows of silos; of more, only those at work
 
 
 def screen(stderr: bool) -> Console:
@@ -189,7 +190,10 @@ class LiveView:
         table = Table.grid(padding=(0, 2))
         for justify, width in (("left", 0), ("left", 10), ("left", 16), ("right", 12), ("left", 10)):
             table.add_column(justify=justify, min_width=width)  # type: ignore[arg-type]
+        crowded = len(self._workers) > MOST_SHOWN
         for name, now in self._workers.items():
+            if crowded and not now.stage:
+                continue
             training = name in self._track.plan["silos"] and bool(now.stage)
             table.add_row(
                 Text(f"  {name}", style="" if now.stage else "dim"),

@@ -1,5 +1,6 @@
-"""The `local` engine: one resident process per silo, one server, one evaluator, all on this machine.
+"""The `local` engine: one server, one evaluator and a resident process per silo, all on this machine.
 
+A federation of very many silos has as many processes as can work at once, each of which plays one silo after another.
 The engine decides only who runs the next step. This process imports no torch and touches no tensor; what a step does is
 the business of `components`. The processes meet in the store, exactly as they would in a cluster.
 """
@@ -20,6 +21,7 @@ from pipelines.workers import Job, Message, Workers, cores
 
 PLANNER, SERVER, EVALUATOR = "planner", "server", "evaluator"
 COUNTING_LAG = 2  # rounds
+MOST_RESIDENT = 32  # silos that have a process each; a process costs some 100 MB beside its model
 URGENCY = {"plan": 0, "server": 0, "finish": 0, "silo": 1, "evaluate": 2, "validate": 3}
 
 
@@ -57,10 +59,13 @@ class LocalEngine:
         try:
             self.plan()
             self._threads, self._slots = self._share_cores(len(self._plan["silos"]))
+            if len(self._plan["silos"]) > MOST_RESIDENT:
+                self._workers.pool = [f"silos.{number}" for number in range(1, self._slots + 1)]  # no silo has a dot in its name
+                self._workers.pooled = frozenset(self._plan["silos"])
             with only_engine(self._folder):
                 self._view.planned(self._plan)
                 self._rounds()
-                self._pump(lambda: not self._waiting and not any(map(self._workers.busy, self._workers.running)))
+                self._pump(lambda: not self._waiting and not self._workers.working)
                 result: dict[str, Any] = self._call(SERVER, "finish")
             self._view.finished(result)
             return result
@@ -155,13 +160,13 @@ class LocalEngine:
 
     def _give_work(self) -> None:
         """Most urgent first. The server's own steps are short and everybody waits for them, so they take no slot."""
+        federation = {**{key: self._plan[key] for key in ("spec", "run", "silos")}, "folder": str(self._folder)} if self._plan else None
         for job in sorted(self._waiting, key=lambda job: URGENCY[job.action]):
             at_work = sum(worker.computes for name, worker in self._workers.running.items() if name != SERVER)
-            if self._workers.busy(job.worker) or (job.worker != SERVER and at_work >= self._slots):
+            if job.worker != SERVER and at_work >= self._slots:
                 continue
-            self._waiting.remove(job)
-            federation = {**{key: self._plan[key] for key in ("spec", "run", "silos")}, "folder": str(self._folder)} if self._plan else None
-            self._workers.give(job, federation, self._threads)
+            if self._workers.give(job, federation, self._threads):
+                self._waiting.remove(job)
 
     def _take(self, message: Message) -> None:
         if message.kind == "progress":
@@ -195,4 +200,4 @@ class LocalEngine:
                 job = worker.job
                 worker.process.kill()
                 self._workers.bury(name)
-                self._lose(name, job, f"missed its deadline of {limit:g} s; see {self._workers.logs / name}.log, or raise `deadline`")
+                self._lose(job.worker, job, f"missed its deadline of {limit:g} s; see {self._workers.logs / name}.log, or raise `deadline`")

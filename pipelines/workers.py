@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -31,7 +31,7 @@ class Job:
 class Message:
     """From a worker: `progress`, `done`, `failed` (with an exception), or `died` (with the reason and its last log lines)."""
 
-    worker: str
+    worker: str  # the role that it played
     kind: str
     job: Job | None
     content: Any
@@ -48,36 +48,53 @@ class Worker:
 
 @dataclass
 class Workers:
-    """One process per role. A role whose process died gets a new one with its next job."""
+    """One process per role, or a few that play many roles in turn. A process that died is replaced with its next job."""
 
     logs: Path
     preload: Sequence[str] = ()  # modules that every worker will need
-    running: dict[str, Worker] = field(default_factory=dict)
+    running: dict[str, Worker] = field(default_factory=dict)  # by the name of the process
+    pool: Sequence[str] = ()  # processes that play whatever is in `pooled`
+    pooled: Container[str] = ()  # roles without a process of their own
 
     def __post_init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["pipelines.nursery", *self.preload])
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker then asks for its own number; no pool of idle threads before
 
-    def busy(self, name: str) -> bool:
-        return name in self.running and self.running[name].job is not None
+    @property
+    def working(self) -> list[Worker]:
+        return [worker for worker in self.running.values() if worker.job is not None]
 
-    def give(self, job: Job, federation: dict[str, Any] | None, threads: int) -> None:
-        if job.worker not in self.running:
-            self._start(job.worker, federation, threads)
-        worker = self.running[job.worker]
+    def free(self, role: str) -> str | None:
+        """The process that can take this role's next job now. A role never has two jobs at once, whoever plays it."""
+        if any(worker.job is not None and worker.job.worker == role for worker in self.working):
+            return None
+        candidates = self.pool if role in self.pooled else [role]
+        return next((name for name in candidates if name not in self.running or self.running[name].job is None), None)
+
+    def give(self, job: Job, federation: dict[str, Any] | None, threads: int) -> bool:
+        """False if nobody can take it now."""
+        name = self.free(job.worker)
+        if name is None:
+            return False
+        if name not in self.running:
+            self._start(name, federation, threads)
+        worker = self.running[name]
         worker.job, worker.since, worker.computes = job, time.monotonic(), True
         try:
-            worker.connection.send((job.action, job.arguments))
+            worker.connection.send((job.worker, job.action, job.arguments))
         except OSError:
             pass  # it died this instant: `messages` reports it
+        return True
 
     def _start(self, name: str, federation: dict[str, Any] | None, threads: int) -> None:
         _start_nursery()
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe()
         log = str(self.logs / f"{name}.log")
-        process = context.Process(target=_become, args=(theirs, name, log, threads, federation), name=f"siloflow-{name}", daemon=True)
+        trains = name in self.pool or (federation is not None and name in federation["silos"])
+        arguments = (theirs, log, threads, federation, trains)
+        process = context.Process(target=_become, args=arguments, name=f"siloflow-{name}", daemon=True)
         process.start()
         theirs.close()
         self.running[name] = Worker(process, ours)
@@ -92,13 +109,13 @@ class Workers:
             try:
                 kind, content = worker.connection.recv()
             except (EOFError, OSError):
-                yield Message(name, "died", job, self.bury(name))
+                yield Message(job.worker if job else name, "died", job, self.bury(name))
                 continue
             if kind != "progress":
                 worker.job, worker.computes = None, False
             elif content["stage"] == "upload":
                 worker.computes = False
-            yield Message(name, kind, job, content)
+            yield Message(job.worker if job else name, kind, job, content)
 
     def bury(self, name: str) -> str:
         """End the process for good; says how it ended and what it logged last."""
@@ -138,8 +155,8 @@ def _start_nursery() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _become(connection: Connection, name: str, log: str, threads: int, federation: dict[str, Any] | None) -> None:
+def _become(connection: Connection, log: str, threads: int, federation: dict[str, Any] | None, trains: bool) -> None:
     # imported in the child: the process that starts workers must not load torch
     from components.worker import serve
 
-    serve(connection, name, log, threads, federation)
+    serve(connection, log, threads, federation, trains)
