@@ -24,6 +24,7 @@ class Manifest(BaseModel):
     exchange: Name
     author: Name
     seconds: dict[Name, Number] = {}  # per stage; differs when a step is repeated
+    began: Number | None = None  # by the author's clock, seconds since 1970; only for people to look at
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()
@@ -87,4 +88,5 @@ class BroadcastManifest(Manifest):
     rejected: list[Rejection] = []
     missing: list[Name] = []
     weights: dict[Name, Number] = {}
+    layer_weights: dict[Name, list[Number]] = {}  # tensor -> weight of each accepted silo, where they differ by tensor
     expired: Annotated[int, Field(ge=0)] = 0  # parts that rounds up to this one replaced are deleted; when, depends on who counted

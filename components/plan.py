@@ -11,12 +11,13 @@ from typing import Any
 import yaml
 
 from components import layout
+from components.environment import environment
 from components.errors import InputError, StoreError
 from components.federation import Federation, resolve
 from components.manifest import BroadcastManifest
 from components.received import read_broadcast, read_update
 from components.silo import Role
-from components.spec import FederationSpec, parse_spec, read_spec
+from components.spec import FederationSpec, flat, parse_spec, read_spec
 from components.store.file import write_file
 from components.wire import encode, model_digest
 from fl_algorithms.contract import Report
@@ -58,14 +59,6 @@ def refuse_other_run(folder: Path, spec: FederationSpec) -> None:
         raise InputError(f"run folder {folder}: is not empty and holds no run; choose another --out")
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'hyper': {'lr': 1}} -> {'hyper.lr': 1}"""
-    result: dict[str, Any] = {}
-    for name, value in values.items():
-        result.update(flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
-    return result
-
-
 def check_weights(federation: Federation) -> str:
     """Whether the weight file fits is known now, not after the silos have started."""
     if federation.spec.weights is None:
@@ -101,6 +94,7 @@ def _lay_out(federation: Federation, splits: dict[str, Any]) -> None:
         "spec_digest": federation.digest,
         "spec": spec.model_dump(mode="json"),
         "images": images,
+        "environment": environment(str(federation.device)),
         "splits": splits,
         "target_rows": federation.target_rows if spec.dataset.target_subset == "test" else "all",
     }
@@ -109,7 +103,7 @@ def _lay_out(federation: Federation, splits: dict[str, Any]) -> None:
     except OSError as error:
         raise InputError(f"run folder {federation.folder}: cannot be made ({error.strerror}); choose another --out") from None
     federation.store.prepare(layout.buckets(federation.silos))
-    _refuse_taken(federation)
+    refuse_taken(federation)
     public = {key: value for key, value in document.items() if key not in ("splits", "target_rows")}
     federation.store.put(layout.GLOBAL, layout.plan_key(federation.run), [json.dumps(public, sort_keys=True).encode()])
     write_file(federation.folder / "plan.json", [json.dumps(document, sort_keys=True).encode()])
@@ -117,7 +111,7 @@ def _lay_out(federation: Federation, splits: dict[str, Any]) -> None:
     write_file(federation.folder / "spec.yaml", [yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False).encode()])
 
 
-def _refuse_taken(federation: Federation) -> None:
+def refuse_taken(federation: Federation) -> None:
     """A store may be shared by many runs: the name of another one is not written over."""
     stored = federation.store.get(layout.GLOBAL, layout.plan_key(federation.run))
     if stored is not None and federation.digest.encode() not in stored:
@@ -130,7 +124,7 @@ def _refuse_taken(federation: Federation) -> None:
 def finish(role: Role) -> dict[str, Any]:
     """Read back what every round published, choose by the three rules, write result.json and the final model."""
     federation, spec = role.federation, role.federation.spec
-    rounds = [_round(federation, number) for number in range(1, spec.rounds + 1)]
+    rounds = [round_entry(federation, number) for number in range(1, spec.rounds + 1)]
     last = read_broadcast(federation, spec.rounds, federation.last_exchange(spec.rounds))
     if last is None:
         raise StoreError(f"{federation.store.url}: the broadcast of the last round is missing; resume the run")
@@ -149,11 +143,12 @@ def finish(role: Role) -> dict[str, Any]:
         "rejected": [*_rejected_at_join(federation), *(item for r in rounds for item in r["rejected"])],
         "absent": sorted(set(federation.silos) - last.roster.keys()),  # did not join, so took no part at all
     }  # fmt: skip
+    federation.store.put(layout.GLOBAL, layout.result_key(federation.run), [json.dumps(result).encode()])
     write_file(federation.folder / "result.json", [json.dumps(result, indent=1).encode()])
     return result
 
 
-def _round(federation: Federation, number: int) -> dict[str, Any]:
+def round_entry(federation: Federation, number: int) -> dict[str, Any]:
     """One row of the history, from the manifests of this round."""
     entry: dict[str, Any] = {"round": number, "rejected": [], "missing": [], "seconds": {}, "bytes": {"up": 0, "down": 0}, "train_loss": {}}
     for exchange in [e.name for e in federation.algorithm.exchanges(number)]:

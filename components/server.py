@@ -135,8 +135,12 @@ def _checked(
     return manifest, payload
 
 
+def quorum_of(federation: Federation, participants: Sequence[str]) -> int:
+    return math.ceil(federation.spec.quorum * len(participants) - 1e-9)
+
+
 def check_quorum(federation: Federation, round: int, exchange: str, participants: Sequence[str], collected: Collected) -> None:
-    needed = math.ceil(federation.spec.quorum * len(participants) - 1e-9)
+    needed = quorum_of(federation, participants)
     if len(collected.manifests) >= needed:
         return
     have = f"round {round} {exchange}: {len(collected.manifests)} of {len(participants)} updates accepted, quorum is {needed}"
@@ -205,7 +209,8 @@ def publish_broadcast(
     participants = list(roster) if broadcast.participants is None else list(broadcast.participants)
     manifest = BroadcastManifest(
         **common, parts=parts, personal=personal, roster=roster, participants=participants, accepted=sorted(collected.manifests),
-        rejected=collected.rejected, missing=collected.missing, weights=dict(broadcast.weights), seconds=clock.seconds,
+        rejected=collected.rejected, missing=collected.missing, weights=dict(broadcast.weights), seconds=clock.seconds, began=clock.began,
+        layer_weights={name: list(row) for name, row in broadcast.layer_weights.items()},
         expired=expire(federation, round, previous),
     )  # fmt: skip
     federation.store.put(layout.GLOBAL, layout.broadcast_key(federation.run, round, exchange), [manifest.encode()])

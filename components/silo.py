@@ -20,10 +20,14 @@ from components.manifest import BroadcastManifest, Stored, UpdateManifest
 from components.received import PrivateState, Received, read_broadcast, read_update
 from components.wire import CODES, Payload, encode
 from fl_algorithms.contract import Report, Silo, Update
+from fl_algorithms.drift import drift
 from fl_algorithms.errors import Unusable
 from fl_algorithms.evaluation import Counts, count
+from fl_algorithms.fedavg import MODEL
 from fl_algorithms.randomness import stream_seed
 from fl_algorithms.samples import Samples
+
+CONFUSION = "confusion"  # of the target domain, beside the evaluator's counts
 
 
 @dataclass
@@ -55,6 +59,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.began = round(time.time(), 3)
         self._last = time.monotonic()
 
     def lap(self, stage: str) -> None:
@@ -97,6 +102,8 @@ def silo_step(role: Role, round: int, exchange: str) -> UpdateManifest:
         update = step.silo(silo)
     except Unusable as error:
         raise InputError(str(error)) from None
+    if exchange == federation.last_exchange(round) and MODEL in received:
+        update.metrics = {**update.metrics, **drift(update.tensors, received[MODEL])}
     clock.lap("compute")
     role.report("upload", 1, 1)
     role.private.save(round, position, silo.private)
@@ -120,9 +127,10 @@ def publish_update(role: Role, round: int, exchange: str, update: Update, sample
         stored = Stored(bytes=encoded.size, digest=encoded.digest)
     clock.lap("upload")
     manifest = UpdateManifest(
-        run=federation.run, spec=federation.digest, round=round, exchange=exchange, author=role.name, seconds=clock.seconds, payload=stored,
+        run=federation.run, spec=federation.digest, round=round, exchange=exchange, author=role.name, payload=stored,
         tensors={name: (CODES[t.dtype], list(t.shape)) for name, t in sorted(update.tensors.items())}, samples=samples,
         metrics={name: value if math.isfinite(value) else None for name, value in update.metrics.items()}, received_bytes=received,
+        seconds=clock.seconds, began=clock.began,
     )  # fmt: skip
     federation.store.put(bucket, manifest_key, [manifest.encode()])
     return manifest
@@ -174,10 +182,13 @@ def _count_step(role: Role, round: int, name: str, samples: Callable[[], Samples
     received = role.received(manifest, None)
     role.report(name, 0, 1)
     images = samples()
-    counts = count(federation.algorithm.predictor(received, federation.device), images) if len(images) else Counts(0, 0, 0.0)
+    counts = Counts(0, 0, 0.0)
+    if len(images):
+        counts = count(federation.algorithm.predictor(received, federation.device), images, confusion=name == layout.EVALUATE)
     clock.lap(name)
     metrics = {"correct": counts.correct, "total": counts.total, "loss_sum": counts.loss_sum}
     if name == layout.VALIDATE:  # every silo validates, also one that takes no part in the next round
         used = range(max(1, round - federation.spec.evaluate_every + 1), round + 1)
         _retire(role, *((number, exchange.name) for number in used for exchange in federation.algorithm.exchanges(number)))
-    return publish_update(role, round, name, Update({}, metrics), counts.total, received.bytes, clock)
+    tensors = {CONFUSION: counts.confusion} if counts.confusion is not None else {}
+    return publish_update(role, round, name, Update(tensors, metrics), counts.total, received.bytes, clock)

@@ -70,6 +70,7 @@ class Broadcast:
     personal: Mapping[str, Mapping[str, Tensors]] = field(default_factory=dict)  # part -> silo -> tensors
     participants: Sequence[str] | None = None  # of the next exchange; None: every silo
     weights: Mapping[str, float] = field(default_factory=dict)  # how much each silo counted, for the record
+    layer_weights: Mapping[str, Sequence[float]] = field(default_factory=dict)  # the same by tensor, in the order of the updates
 
 
 class Updates(Protocol):
@@ -133,11 +134,11 @@ class Algorithm(Protocol):
 
     def __init__(self, hyper: Any, task: Task) -> None: ...
 
-    def refuse(self, silos: Sequence[str]) -> None:
     def beside(self) -> Algorithm:
         """Another one of these for another silo that the same process plays; the two never work at the same time."""
         ...
 
+    def refuse(self, silos: Sequence[str]) -> None:
         """Raise `Unusable` when this federation cannot be served, before anything is trained."""
         ...
 

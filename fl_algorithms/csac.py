@@ -188,7 +188,8 @@ class CSAC(FedAvg[CSACHyper]):
         weights = layer_weights(updates, self.hyper.fusion, self.hyper.metric, self.hyper.granularity)
         fused = {key: weighted_sum(updates.each(key), weights[key]) for key in updates.keys()}
         mean = [sum(column) / len(weights) for column in zip(*weights.values(), strict=True)]
-        return Broadcast({MODEL: fused}, participants=self.sample(server), weights=dict(zip(updates.names, mean, strict=True)))
+        by_silo = dict(zip(updates.names, mean, strict=True))
+        return Broadcast({MODEL: fused}, participants=self.sample(server), weights=by_silo, layer_weights=weights)
 
 
 def projection(stage: torch.Tensor, channels: int, size: int) -> nn.Conv2d:

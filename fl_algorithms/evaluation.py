@@ -19,18 +19,24 @@ class Counts:
     correct: int
     total: int
     loss_sum: float
+    confusion: torch.Tensor | None = None  # int32 [true class, predicted class]; never of a silo's images
 
 
-def count(model: nn.Module, samples: Samples, batch_size: int = 64) -> Counts:
+def count(model: nn.Module, samples: Samples, batch_size: int = 64, confusion: bool = False) -> Counts:
     """The model is used as it is: the caller has put it into evaluation mode."""
+    cells: torch.Tensor | None = None
     correct = torch.zeros((), dtype=torch.int64, device=samples.device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=samples.device)
     with torch.inference_mode():
         for images, labels, _ in samples.batches(batch_size):
             logits = model(images)
-            correct += (logits.argmax(1) == labels).sum()
+            predicted, classes = logits.argmax(1), logits.shape[1]
+            correct += (predicted == labels).sum()
             loss_sum += F.cross_entropy(logits, labels, reduction="sum")
-    return Counts(int(correct), len(samples), float(loss_sum))
+            if confusion:
+                more = (labels * classes + predicted).bincount(minlength=classes**2).view(classes, classes)
+                cells = more if cells is None else cells + more
+    return Counts(int(correct), len(samples), float(loss_sum), cells.to("cpu", torch.int32) if cells is not None else None)
 
 
 def select(validation: Sequence[float | None], target: Sequence[float | None]) -> dict[str, float | None]:

@@ -13,7 +13,7 @@ from components.wire import Malformed
 COMMON: dict[str, Any] = {"run": "r", "spec": "0" * 64, "round": 1, "exchange": "train", "author": "ash"}
 UPDATE = UpdateManifest(
     **COMMON, payload=Stored(bytes=8, digest="blake3:00"), tensors={"a": ("F32", [2, 3]), "b": ("I64", [])}, samples=5,
-    metrics={"loss": 0.5, "odd": None}, received_bytes=7, seconds={"compute": 1.5},
+    metrics={"loss": 0.5, "odd": None}, received_bytes=7, seconds={"compute": 1.5}, began=1.75e9,
 )  # fmt: skip
 BROADCAST = BroadcastManifest(
     **{**COMMON, "author": "server"},
@@ -25,6 +25,7 @@ BROADCAST = BroadcastManifest(
     rejected=[Rejection(silo="birch", reason="nonfinite", detail="tensor a")],
     missing=["cedar"],
     weights={"ash": 1.0},
+    layer_weights={"a": [1.0]},
 )
 INBOX = Inbox(**COMMON, parts={"pool": Stored(bytes=8, digest="blake3:00")})
 

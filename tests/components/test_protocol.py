@@ -96,7 +96,9 @@ def test_a_pool_holds_the_statistics_of_the_others_only(start: Start) -> None:
 def test_raw_updates_are_gone_when_the_server_has_used_them(start: Start, algorithm: str, hyper: dict[str, Any], every: int) -> None:
     run = start(algorithm, hyper, rounds=3, evaluate_every=every)
     run.go()
-    assert run.stored("update.safetensors") == []
+    left = run.stored("update.safetensors")
+    assert {path.relative_to(run.folder / "store").parts[0] for path in left} == {layout.EVALUATOR}  # its confusion table stays
+    assert {name for path in left for name in Payload(path)} == {"confusion"}
 
 
 def test_raw_updates_stay_until_the_server_has_used_them(start: Start) -> None:

@@ -65,3 +65,20 @@ def test_no_images_count_nothing_and_never_reach_the_model() -> None:
 def test_the_three_rules(validation: list[float | None], target: list[float | None], expected: tuple[float | None, ...]) -> None:
     found = select(validation, target)
     assert (found["last"], found["best_validation"], found["oracle"]) == expected
+
+
+def test_confusion_counts_every_image_once_and_is_made_on_request_only() -> None:
+    class Fixed(torch.nn.Module):
+        """Says 0, 1, 2, 0, 1, 2, ... whatever it is shown."""
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.eye(3)[torch.arange(len(images)) % 3]
+
+    samples = random_samples(70)
+    counts = count(Fixed(), samples, batch_size=30, confusion=True)
+    expected = torch.zeros(3, 3, dtype=torch.int32)
+    for place, label in enumerate(samples.labels.tolist()):
+        expected[label, place % 30 % 3] += 1
+    assert counts.confusion is not None and torch.equal(counts.confusion, expected)
+    assert int(counts.confusion.sum()) == 70 and int(counts.confusion.trace()) == counts.correct
+    assert count(Fixed(), samples).confusion is None

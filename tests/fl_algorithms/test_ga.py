@@ -240,7 +240,7 @@ def test_a_run_repeats_and_resumes_and_two_numbers_more_leave_a_silo(start: Star
     without.go()
     assert uploaded(resident) == uploaded(without)
     for round in (1, 2, 3):
-        assert metrics(resident, round) == {"loss", "before"} | ({"after"} if round > 1 else set())
+        assert metrics(resident, round) == {"loss", "before", "drift"} | ({"after"} if round > 1 else set())
         weights = read_broadcast(resident.federation, round, "train")
         assert weights is not None
         assert sum(weights.weights.values()) == pytest.approx(1.0)

@@ -39,7 +39,7 @@ LAYOUT = {
     "rows": TensorShape(torch.float16, (None, 4)),
     "count": TensorShape(torch.int64, ()),
 }
-FREE = {"seconds", "metrics", "received_bytes"}  # fields of an update that a silo may fill as it likes
+FREE = {"seconds", "began", "metrics", "received_bytes"}  # fields of an update that a silo may fill as it likes
 
 
 class Accepted(Exception):
