@@ -39,7 +39,7 @@ def make_optimizer(kind: str, parameters: Iterator[nn.Parameter], momentum: floa
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if kind == "adam":
         return torch.optim.Adam(trainable, lr=0.0, weight_decay=weight_decay, fused=True)
-    return torch.optim.SGD(trainable, lr=0.0, momentum=momentum, weight_decay=weight_decay, foreach=True)
+    return torch.optim.SGD(trainable, lr=0.0, momentum=momentum, weight_decay=weight_decay, fused=True)
 
 
 def optimizer_slots(optimizer: Optimizer) -> dict[str, torch.Tensor]:

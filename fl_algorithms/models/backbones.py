@@ -13,6 +13,7 @@ from functools import partial
 from torch import nn
 
 from fl_algorithms.errors import Unusable
+from fl_algorithms.models.layers import ByteDropout, PatchConv2d, PoolTo
 from fl_algorithms.models.network import Network
 
 
@@ -98,13 +99,15 @@ def _alexnet(classes: int, channels: int) -> Network:
 
 def _two_convolutions(padding: int, side: int, width: int, dropout: float, classes: int, channels: int) -> Network:
     """5x5 convolutions of 32 and 64 channels, each pooled, and two linear layers made for maps of side x side."""
-    drop = [nn.Dropout(dropout)] if dropout else []
+    drop = [ByteDropout(dropout)] if dropout else []
 
     def block(inputs: int, outputs: int) -> nn.Sequential:
-        return nn.Sequential(nn.Conv2d(inputs, outputs, 5, padding=padding), nn.ReLU(inplace=True), nn.MaxPool2d(2), *drop)
+        convolution = PatchConv2d if inputs == 1 else nn.Conv2d
+        # rectified after it was pooled: the same numbers for a quarter of the work
+        return nn.Sequential(convolution(inputs, outputs, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU(inplace=True), *drop)
 
     # Images of 28 px give such maps, and the average leaves them as they are; those of larger images it makes smaller.
-    neck = nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten(), nn.Linear(64 * side**2, width), nn.ReLU(inplace=True), *drop)
+    neck = nn.Sequential(PoolTo(side), nn.Flatten(), nn.Linear(64 * side**2, width), nn.ReLU(inplace=True), *drop)
     return Network(nn.Sequential(block(channels, 32), block(32, 64)), neck, nn.Linear(width, classes), taps=("0", "1"))
 
 
