@@ -38,17 +38,21 @@ class Change(NamedTuple):
     state: str
 
 
-def provision(url: str, silos: Sequence[str], folder: Path, rotate: Collection[str] = ()) -> list[Change]:
+def provision(url: str, silos: Sequence[str], folder: Path, rotate: Collection[str] = (), adopt: bool = False) -> list[Change]:
     """Make the store fit for these silos; the keys of role `r` are then in `folder/r`.
 
     Keys in the folder are kept. Roles in `rotate` get new ones, and whatever the old ones opened is closed.
+    With `adopt` somebody else makes the keys: those in the folder win over what the store knows, and all must be there.
     """
     unknown = sorted(set(rotate) - set(roles(silos)))
     if unknown:
         raise InputError(f"rotate {unknown[0]!r}: expected one of {', '.join(roles(silos))}")
     server = _Server(url, silos)
     users = server.users()
-    keys = {role: server.settle_keys(role, users, folder, role in rotate) for role in roles(silos)}
+    if adopt:
+        keys = {role: server.adopt_keys(role, users, folder) for role in roles(silos)}
+    else:
+        keys = {role: server.settle_keys(role, users, folder, role in rotate) for role in roles(silos)}
     # Into the folder first: a role that is refused from now on finds its new keys there.
     for role, pair in keys.items():
         if pair != keys_in(folder / role):
@@ -103,6 +107,22 @@ class _Server(S3Store):
                 f"{folder / role}: expected the keys of {role} in {self.url}, found {wrong}; "
                 f"give the folder that has them, or make new ones with --rotate {role}"
             )
+        return found
+
+    def adopt_keys(self, role: str, users: dict[str, Any], folder: Path) -> Credentials:
+        """The pair in the folder, unless it is somebody else's: a user of another policy, or a secret that is not the user's."""
+        found = keys_in(folder / role)
+        wrong = None
+        if found is None:
+            wrong = "none"
+        elif found.access_key not in users:
+            pass
+        elif found.access_key not in self._holders(role, users) and users[found.access_key].get("policyName"):
+            wrong = "those of a user with another policy"
+        elif users[found.access_key]["status"] == "enabled" and not self._accepted(found):
+            wrong = "the secret key of another access key"
+        if found is None or wrong:
+            raise InputError(f"{folder / role}: expected a key pair for {role} in {self.url}, found {wrong}; give it a new pair")
         return found
 
     def bucket(self, bucket: str) -> Change:
