@@ -17,6 +17,7 @@ from torch import nn
 from fl_algorithms.aggregation import average, normalised, pooled_variance
 from fl_algorithms.contract import Broadcast, Exchange, Layout, Server, Silo, Task, Tensors, Update, Updates, layout_of
 from fl_algorithms.errors import Unusable
+from fl_algorithms.folding import folded
 from fl_algorithms.losses import cross_entropy
 from fl_algorithms.models import Network, add_bottleneck, build_model, load_weights
 from fl_algorithms.randomness import stream, stream_seed
@@ -131,11 +132,12 @@ class FedAvg(Generic[H]):
         return model
 
     def predictor(self, received: Mapping[str, Tensors], device: torch.device) -> nn.Module:
-        model = self.load(received[MODEL], device).to(memory_format=torch.channels_last).eval()
-        if self.hyper.bn_buffers == "local":
-            for module in _batch_norms(model):
-                module.train()  # there are no statistics for an unseen domain: use those of the evaluated batch
-        return model
+        model = self.load(received[MODEL], device)
+        if self.hyper.bn_buffers != "local":
+            return folded(model).to(memory_format=torch.channels_last)
+        for module in _batch_norms(model.eval()):
+            module.train()  # there are no statistics for an unseen domain: use those of the evaluated batch
+        return model.to(memory_format=torch.channels_last)
 
     # ---- what a silo does
 

@@ -76,7 +76,7 @@ def test_predictions_are_probabilities_averaged_over_all_classifiers() -> None:
     predictor = one.predictor({MODEL: state}, torch.device("cpu"))
     with torch.no_grad():
         found = predictor(images)
-        features = one.network.features(images)
+        features = one.network.eval().features(images)
         expected = torch.stack([F.linear(features, state["head.weight"][k], state["head.bias"][k]).softmax(1) for k in range(3)]).mean(0)
     assert torch.allclose(found.exp(), expected, atol=1e-6)
     assert torch.allclose(found.exp().sum(1), torch.ones(5), atol=1e-6)
