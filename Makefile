@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test lint types pytest minio chaos bench-exchange clean
+.PHONY: run test test-cluster lint types pytest minio helm chaos bench-exchange clean
 
 run: .venv/.run
 	@$(BIN)/siloflow run $(ARGS)
 
-test: .venv/.test lint types minio pytest
+test: .venv/.test lint types minio helm pytest
 
 lint: .venv/.test
 	@$(BIN)/ruff check .
@@ -24,6 +24,15 @@ pytest: .venv/.test
 # The S3 tests run on a real MinIO, built once from source and cached outside the repository. Without Go they are skipped, loudly.
 minio:
 	@tests/get-minio > /dev/null || [ $$? -eq 3 ]
+
+# The chart's tests render with a real Helm, built and cached in the same way.
+helm:
+	@tests/get-helm > /dev/null || [ $$? -eq 3 ]
+
+# What needs a cluster: images built for real, runs on a real Kubeflow Pipelines. CONTRIBUTING.md says how to get one.
+test-cluster: .venv/.test
+	@[ -n "$$KUBECONFIG" ] && [ -n "$$KFP_HOST" ] || { echo "error: KUBECONFIG and KFP_HOST: expected a cluster to test on, found neither or only one; set both (CONTRIBUTING.md)" >&2; exit 2; }
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster --timeout=3600 $(wildcard tests/cluster) tests/images $(ARGS)
 
 # Every fault many times, JSON on stdout; writes docs/reliability.md. ARGS='--only store' runs a part of it.
 chaos: .venv/.test minio
