@@ -151,3 +151,7 @@ class Algorithm(Protocol):
     def predictor(self, received: Mapping[str, Tensors], device: torch.device) -> nn.Module:
         """The global model, ready for evaluation: images -> logits."""
         ...
+
+    def reference(self, model: nn.Module, labels: torch.Tensor, seed: int) -> torch.Tensor | None:
+        """Features that those of the silos are drawn to, one row per label, for the report; None where there are no such."""
+        ...

@@ -80,6 +80,16 @@ class FedADG(FedAvg[FedADGHyper]):
             network.add_module("generator", Generator(hyper.noise or max(1, width // 2), classes if hyper.one_hot else 0, width))
         return network
 
+    def reference(self, model: nn.Module, labels: torch.Tensor, seed: int) -> torch.Tensor | None:
+        if not self.hyper.adversarial:
+            return None
+        assert isinstance(model, Network)
+        self._draws = stream(seed, "report", "reference")
+        width = next(layer.in_features for layer in model.head.modules() if isinstance(layer, nn.Linear))
+        like = torch.empty(len(labels), width, device=next(model.parameters()).device)
+        with torch.inference_mode():
+            return self.draw_reference(model, self.class_vectors(labels.to(like.device), like), like)
+
     # ---- what a silo does
 
     def rates(self, round: int, rounds: int) -> list[float]:

@@ -139,6 +139,9 @@ class FedAvg(Generic[H]):
             module.train()  # there are no statistics for an unseen domain: use those of the evaluated batch
         return model.to(memory_format=torch.channels_last)
 
+    def reference(self, model: nn.Module, labels: torch.Tensor, seed: int) -> torch.Tensor | None:
+        return None
+
     # ---- what a silo does
 
     def join(self, silo: Silo) -> Update:
