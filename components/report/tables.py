@@ -1,0 +1,70 @@
+"""Tables of the report. Every column can be sorted by its heading where scripts run; without, they are plain tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`html` is shown as it is; `key` is what sorting compares (a number sorts as one); `share` draws a bar from 0 to 1 behind it."""
+
+    html: str
+    key: float | str | None = None
+    share: float | None = None
+    kind: str = ""
+
+
+def words(text: object, kind: str = "") -> Cell:
+    return Cell(escape(str(text)), str(text).lower(), kind=kind)
+
+
+def amount(value: float | None, text: str, share: float | None = None, kind: str = "") -> Cell:
+    """A number that may be missing, right-aligned."""
+    if value is None:
+        return Cell("–", "", kind=f"n {kind}")
+    return Cell(escape(text), value, share, f"n {kind}")
+
+
+def table(name: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "", numeric: Iterable[int] = ()) -> str:
+    right = set(numeric)
+    head = "".join(
+        f'<th scope="col"{" class=n" if place in right else ""}><span class="sort">{escape(text)}</span></th>'
+        for place, text in enumerate(headings)
+    )
+    body = "".join(f"<tr>{''.join(_cell(cell, place) for place, cell in enumerate(row))}</tr>" for row in rows)
+    title = f"<caption>{caption}</caption>" if caption else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table class="sortable" id="table-{escape(name)}">'
+        f"{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(cell: Cell, place: int) -> str:
+    kind = f' class="{cell.kind}{" bar" if cell.share is not None else ""}"' if cell.kind or cell.share is not None else ""
+    key = f' data-k="{escape(str(cell.key))}"' if cell.key is not None else ""
+    style = f' style="--v:{min(1.0, max(0.0, cell.share)):.3f}"' if cell.share is not None else ""
+    tag = 'th scope="row"' if place == 0 else "td"
+    return f"<{tag}{kind}{key}{style}>{cell.html}</{tag.split()[0]}>"
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and values, for what is read and not compared. Values are HTML."""
+    return '<dl class="pairs">' + "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in rows) + "</dl>"
+
+
+def code(text: str) -> str:
+    return f"<code>{escape(text)}</code>"
+
+
+def megabytes(count: float) -> str:
+    return f"{count / 1e6:,.2f} MB" if count < 1e7 else f"{count / 1e6:,.1f} MB"
+
+
+def seconds(count: float) -> str:
+    if count < 100:
+        return f"{count:.1f} s"
+    minutes, rest = divmod(round(count), 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
