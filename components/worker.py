@@ -21,6 +21,7 @@ from typing import Any
 from components import plan
 from components.errors import SiloflowError
 from components.federation import Federation
+from components.manifest import Manifest
 from components.process import compute_with, keep_freed_memory, log_to_stderr
 from components.server import server_step
 from components.silo import Role, evaluate_step, silo_step, validate_step
@@ -112,21 +113,31 @@ class Player:
         return plan.plan(values, Path(folder), self._report)
 
     def silo(self, round: int, exchange: str) -> dict[str, Any]:
-        return silo_step(self.role, round, exchange).model_dump(exclude={"tensors"})
+        return self._told(silo_step(self.role, round, exchange))
 
     def server(self, round: int, exchange: str) -> dict[str, Any]:
         manifest = server_step(self.role, round, exchange)
         following = self.role.federation.step_after(round, exchange)
-        return {**manifest.model_dump(exclude={"parts", "personal"}), "following": following}
+        return {**self._told(manifest), "following": following}
 
     def validate(self, round: int) -> dict[str, Any]:
-        return validate_step(self.role, round).model_dump(exclude={"tensors"})
+        return self._told(validate_step(self.role, round))
 
     def evaluate(self, round: int) -> dict[str, Any]:
-        return evaluate_step(self.role, round).model_dump(exclude={"tensors"})
+        return self._told(evaluate_step(self.role, round))
+
+    def _told(self, manifest: Manifest) -> dict[str, Any]:
+        """What the engine needs to know of a step: never a list of tensors, but how often the store had to be asked again."""
+        return {**manifest.model_dump(exclude={"tensors", "parts", "personal"}), "retries": self.role.federation.store.retries}
 
     def finish(self) -> dict[str, Any]:
         return plan.finish(self.role)
+
+    def report(self, folders: list[str], out: str) -> list[str]:
+        from components.report import write_comparison, write_report
+
+        paths = [Path(folder) for folder in folders]
+        return write_report(paths[0], Path(out)) if len(paths) == 1 else write_comparison(paths, Path(out))
 
     def _report(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
         """Progress for the live view, at most every REPORT_EVERY seconds and at each change of stage."""

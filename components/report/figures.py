@@ -96,10 +96,12 @@ def _curve(drawing: Drawing, one: Series, x: Callable[[float], float], y: Callab
 def scatter(name: str, heading: str, words: str, places: np.ndarray, groups: Sequence[tuple[str, str, int, Sequence[int]]]) -> str:
     """Groups: name, classes, shape and rows of each; later ones are drawn on top."""
     side, edge = 440, 14
-    drawing = Drawing(side, side, heading)
+    low, high = (float(value) for value in (places[:, 1].min(), places[:, 1].max()))
+    drawing = Drawing(side, 2 * edge + (high - low) * (side - 2 * edge), heading)
     for label, kind, shape, rows in groups:
         marks = "".join(
-            marker(edge + places[row, 0] * (side - 2 * edge), edge + (1 - places[row, 1]) * (side - 2 * edge), 3.4, shape) for row in rows
+            marker(edge + places[row, 0] * (side - 2 * edge), edge + (high - places[row, 1]) * (side - 2 * edge), 3.4, shape)
+            for row in rows
         )
         if marks:
             drawing.path(marks, f"pt {kind}", label)

@@ -14,7 +14,7 @@ from components.report.figures import Series, curves, percent, plain, silo_serie
 from components.report.record import Record
 from components.report.sections import absent, by_silo, grid
 from components.report.strips import STAGES, layers, timeline
-from components.report.tables import amount, code, megabytes, pairs, seconds, table, words
+from components.report.tables import amount, byte_count, code, pairs, seconds, table, words
 
 MOST_KEYS = 400
 
@@ -55,7 +55,7 @@ def exchange(record: Record) -> str:
         keys, numbers = len(updates[-1].tensors), sorted({metric for u in updates for metric in u.metrics})
         rows.append([
             words(silo), words(name), amount(len(updates), f"{len(updates):,}"), amount(keys, f"{keys:,}" if keys else "none"),
-            amount(up, megabytes(up)), amount(down, megabytes(down)), words(", ".join(numbers) or "none"),
+            amount(up, byte_count(up)), amount(down, byte_count(down)), words(", ".join(numbers) or "none"),
         ])  # fmt: skip
     heads = ["silo", "exchange", "times", "tensors each", "bytes out", "bytes in", "numbers beside them"]
     said = "Everything that left each silo. No image, no label and no private state is among it."
@@ -116,7 +116,7 @@ def time(record: Record) -> str:
         for stage, value in sorted(totals.items(), key=lambda item: -item[1])
     ]  # fmt: skip
     drawn = timeline(record) or absent("When each step began was not recorded: the run is of a version before it was.")
-    said = "Processor time of all processes together, by stage."
+    said = "Seconds of all processes added up, by stage."
     return drawn + table("stages", ["stage", "as recorded", "in all", "each time"], rows, said, [2, 3])
 
 

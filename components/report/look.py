@@ -65,6 +65,16 @@ class Insight:
 REFERENCE = "reference"
 
 
+def read_target(record: Record) -> Insight:
+    """Only what the evaluator counted: needs neither the model nor images."""
+    insight = Insight()
+    if record.federation is not None:
+        federation = record.federation
+        insight.classes = _try(record, "class names", lambda: federation.data.classes) or ()
+        _read_table(record, federation, insight)
+    return insight
+
+
 def look(record: Record, evaluator: Federation | None) -> Insight:
     """`evaluator`: the federation as who has the target's images sees it."""
     insight, federation = Insight(), record.federation

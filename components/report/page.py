@@ -15,7 +15,7 @@ from components.report.verdict import verdict
 Section = tuple[str, str, str, str]  # name, heading, a sentence, HTML
 
 
-def assemble(title: str, opening: str, parts: Sequence[Section], foot: str) -> str:
+def assemble(title: str, opening: str, parts: Sequence[Section]) -> str:
     here = files("components.report")
     body = opening + "".join(
         f'<section id="{name}"><h2>{escape(heading)}</h2><p class="lead">{lead}</p>{content}</section>'
@@ -27,7 +27,6 @@ def assemble(title: str, opening: str, parts: Sequence[Section], foot: str) -> s
         script=(here / "page.js").read_text(encoding="utf-8"),
         links="".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _, _ in parts),
         body=body,
-        foot=foot,
     )
 
 
@@ -58,5 +57,4 @@ def run_page(record: Record, insight: Insight) -> str:
         ("time", "Time", "Where the seconds went.", ledger.time(record)),
         ("record", "Record", "What it takes to run exactly this again.", ledger.record_section(record)),
     ]
-    foot = "Made by siloflow. This file needs no network and holds no script of others."
-    return assemble(f"{spec.get('algorithm', record.name)} on {spec.get('target', 'target')} · siloflow", opening, parts, foot)
+    return assemble(f"{spec.get('algorithm', record.name)} on {spec.get('target', 'target')} · siloflow", opening, parts)

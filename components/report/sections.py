@@ -12,7 +12,7 @@ from PIL import Image
 
 from components.report.figures import Series, confusion_matrix, curves, figure, percent, plain, scatter, silo_series
 from components.report.look import REFERENCE, Insight, Panel
-from components.report.record import Record, Round
+from components.report.record import Record, Round, Score
 from components.report.svg import hue
 from components.report.tables import Cell, amount, table, words
 
@@ -59,11 +59,28 @@ def learning(record: Record) -> str:
     if any(one.points for one in training):
         said = "What each silo reports of its own training, the algorithm's extra terms included."
         plots.append(curves("training", "Training loss", said, training, plain))
+    if record.rounds:
+        plots.append(_rounds(record))
     return grid(plots) if plots else absent("No round of this run was measured.")
 
 
-def grid(parts: Sequence[str]) -> str:
-    return f'<div class="grid">{"".join(parts)}</div>'
+def _rounds(record: Record) -> str:
+    rows = []
+    for number, entry in sorted(record.rounds.items()):
+        seen, held = entry.target, entry.pooled
+        mean = sum(entry.train_loss.values()) / len(entry.train_loss) if entry.train_loss else None
+        scores = [_accuracy(seen), _accuracy(held)]
+        rows.append([Cell(str(number), number, kind="n"), *scores, amount(mean, plain(mean) if mean is not None else "")])
+    body = table("rounds", ["round", "unseen domain", "silos held out", "training loss"], rows, "", range(4))
+    return figure("rounds", "In numbers", "The same, to be sorted and copied.", body)
+
+
+def _accuracy(score: Score | None) -> Cell:
+    return amount(score.accuracy, percent(score.accuracy), score.accuracy) if score is not None else amount(None, "")
+
+
+def grid(parts: Sequence[str], kind: str = "grid") -> str:
+    return f'<div class="{kind}">{"".join(parts)}</div>'
 
 
 # ---- domains and classes
@@ -95,10 +112,10 @@ def _images(record: Record) -> dict[str, int]:
     return dict(record.broadcasts[-1].roster) if record.broadcasts else {}
 
 
-def _scores(score: object, train_loss: float | None, images: int | None) -> list[Cell]:
-    accuracy, total, loss = (getattr(score, name, None) for name in ("accuracy", "total", "loss"))
+def _scores(score: Score | None, train_loss: float | None, images: int | None) -> list[Cell]:
+    total, loss = (score.total, score.loss) if score else (None, None)
     return [
-        amount(accuracy, percent(accuracy) if accuracy is not None else "", accuracy),
+        _accuracy(score),
         amount(loss, plain(loss) if loss is not None else ""),
         amount(total or None, f"{total:,}" if total else ""),
         amount(images, f"{images:,}" if images is not None else ""),
@@ -145,7 +162,8 @@ def _confusions(counts: np.ndarray, classes: Sequence[str]) -> str:
 def sees(record: Record, insight: Insight) -> str:
     parts = []
     if insight.places is not None:
-        parts.append(grid(_planes(record, insight, insight.places)))
+        plots = _planes(record, insight, insight.places)
+        parts.append(grid(plots, "grid three" if len(plots) > 2 else "grid"))
     else:
         parts.append(absent("Features in the plane need the model and images it can be shown; they are not here."))
     if insight.panels:
@@ -182,7 +200,8 @@ def _planes(record: Record, insight: Insight, places: np.ndarray) -> list[str]:
 
 def _panels(heading: str, panels: Sequence[Panel]) -> str:
     items = "".join(map(_panel, panels))
-    said = "Grad-CAM: bright is what spoke for the class the model named. The surest answers, of as many classes as there are."
+    kind = "answers" if panels[0].right else "mistakes"
+    said = f"Grad-CAM: bright is what spoke for the class the model named. Its surest {kind}, first one of each class."
     return figure(heading, heading, said, f'<ul class="panels">{items}</ul>', wide=True)
 
 

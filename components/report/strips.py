@@ -15,6 +15,7 @@ STAGES = {
     "validate": "count right answers", "evaluate": "count right answers",
 }  # fmt: skip
 KINDS = {"read": "c6", "train": "c0", "upload": "c4", "check": "c3", "combine": "c1", "publish": "c5", "count right answers": "c2"}
+WIDTH = 920
 MOST_BARS = 6000
 MOST_ROWS = 20
 CELLS = 6000  # of the heat maps of layers
@@ -34,7 +35,7 @@ def timeline(record: Record) -> str | None:
     authors = [layout.SERVER, *record.silos[:MOST_ROWS], layout.EVALUATOR]
     zero = min(m.began or 0.0 for m in manifests)
     end = max((m.began or 0.0) - zero + sum(m.seconds.values()) for m in manifests)
-    left, row, width = 12 + 6.6 * min(16, max(map(len, authors))), 24, 920
+    left, row, width = 12 + 6.6 * min(16, max(map(len, authors))), 24, WIDTH
     drawing = Drawing(width, len(authors) * row + 44, "when each process worked")
     marks = [mark for mark in ticks(0.0, max(end, 0.1), 8) if mark <= end]
     scale = (width - left - 12) / max(end, 0.1)
@@ -70,22 +71,23 @@ def layers(record: Record) -> str | None:
     names = _layer_names(known[max(known)])
     names = [names[place] for place in thin(range(len(names)), 48)]
     rounds = thin(list(known), max(2, CELLS // (len(names) * len(silos))))
-    cell, high = max(3.0, min(26.0, 150 / len(rounds))), 15
-    left, gap = 14 + 6.2 * max(len(name) for name in names), 16
-    panel = max(len(rounds) * cell, 56.0)
+    left, gap, high = 14 + 6.2 * max(len(name) for name in names), 14, 16
+    panel = max(40.0, (WIDTH - left) / len(silos) - gap)
+    cell = panel / len(rounds)
     drawing = Drawing(left + len(silos) * (panel + gap), len(names) * high + 52, "weight of each silo in each layer and round")
+    rows = [known[number].get(name, {}) for number in rounds for name in names]
+    strongest = max((abs(share * len(silos) - 1) for row in rows for share in row.values()), default=0.0) or 1.0
     for place, name in enumerate(names):
         drawing.text(left - 8, 30 + place * high + 11, name, "tick", "end")
     for column, silo in enumerate(silos):
         x = left + column * (panel + gap)
         drawing.text(x, 18, silo[:14], "head", "start")
-        _shares(drawing, known, names, rounds, silo, len(silos), x, cell, high)
+        _shares(drawing, known, names, rounds, silo, (len(silos), strongest), x, (cell, high))
         for number in thin(rounds, 4) if len(rounds) > 4 else rounds:
             drawing.text(x + (rounds.index(number) + 0.5) * cell, 30 + len(names) * high + 14, str(number), "tick")
-    even = 100 / max(1, len(silos))
     words = (
-        f"Share of each silo in each layer (down) after each round (across). Blue: less than the even {even:.1f} %; orange: more. "
-        "A layer in which a silo diverges from the others gets more of it (eqs. 3-4 of the paper)."
+        f"Share of each silo by layer (down) and round (across). Blue: less than an even {100 / len(silos):.1f} %, orange: more; "
+        f"the strongest shade is {100 * strongest:.0f} % off. A silo that diverges in a layer counts more there (eqs. 3-4 of the paper)."
     )
     return figure("layers", "How much each silo counts, layer by layer", words, drawing.render(), wide=True)
 
@@ -99,17 +101,21 @@ def _layer_names(weights: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def _shares(
     drawing: Drawing, known: Mapping[int, Mapping[str, Mapping[str, float]]], names: Sequence[str], rounds: Sequence[int],
-    silo: str, silos: int, x: float, cell: float, high: float,
+    silo: str, scale: tuple[int, float], x: float, cell: tuple[float, float],
 ) -> None:  # fmt: skip
-    """One path per shade. The strongest shade is twice the even share, or nothing of it."""
+    """One path per shade; where there is room, the numbers too."""
     steps: dict[int, str] = {}
+    written, (wide, high) = Drawing(0, 0, ""), cell
     for column, number in enumerate(rounds):
         for row, name in enumerate(names):
             share = known[number].get(name, {}).get(silo)
             if share is None:
                 continue
-            level = max(-SHADES, min(SHADES, round((share * silos - 1) * SHADES)))
-            steps[level] = steps.get(level, "") + box(x + column * cell, 30 + row * high, cell - 1, high - 1)
+            level = round((share * scale[0] - 1) / scale[1] * SHADES)
+            steps[level] = steps.get(level, "") + box(x + column * wide, 30 + row * high, wide - 1, high - 1)
+            if wide >= 26:
+                written.text(x + (column + 0.5) * wide, 30 + row * high + 11, f"{100 * share:.0f}", "tiny")
     for level, path in sorted(steps.items()):
         kind = "more" if level > 0 else "less"
         drawing.parts.append(f'<path class="share {kind}" style="--v:{abs(level) / SHADES:.2f}" d="{path}"/>')
+    drawing.parts += written.parts

@@ -35,10 +35,10 @@ def table(name: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]], ca
         for place, text in enumerate(headings)
     )
     body = "".join(f"<tr>{''.join(_cell(cell, place) for place, cell in enumerate(row))}</tr>" for row in rows)
-    title = f"<caption>{caption}</caption>" if caption else ""
+    title = f'<p class="cap">{caption}</p>' if caption else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table class="sortable" id="table-{escape(name)}">'
-        f"{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="sheet">{title}<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
+        f'<table class="sortable" id="table-{escape(name)}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>'
     )
 
 
@@ -59,7 +59,9 @@ def code(text: str) -> str:
     return f"<code>{escape(text)}</code>"
 
 
-def megabytes(count: float) -> str:
+def byte_count(count: float) -> str:
+    if count < 1e6:
+        return f"{count / 1e3:,.1f} kB" if count else "0"
     return f"{count / 1e6:,.2f} MB" if count < 1e7 else f"{count / 1e6:,.1f} MB"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components.report.record import Record
-from components.report.tables import megabytes, seconds
+from components.report.tables import byte_count, seconds
 from fl_algorithms.evaluation import select
 
 RULES = {
@@ -126,7 +126,7 @@ def _facts(record: Record) -> str:
     facts = [
         ("rounds", f"{max(record.rounds, default=0)}" + (f" of {record.wanted_rounds}" if not record.finished else "")),
         ("silos", str(len(record.silos))),
-        ("sent by silos", megabytes(sent) if sent else megabytes(record.result.bytes.get("up", 0)) if record.result else "–"),
+        ("sent by silos", byte_count(sent) if sent else byte_count(record.result.bytes.get("up", 0)) if record.result else "–"),
         ("first to last step", seconds(wall) if wall is not None else "–"),
         ("rejected updates", str(len(record.rejected))),
     ]
