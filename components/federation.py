@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -19,7 +19,7 @@ from components.errors import InputError
 from components.spec import FederationSpec, PartitionSpec, allowed_range, explain, nearest
 from components.store import Store, check_address, open_store
 from fl_algorithms.contract import Algorithm, Exchange, Task
-from fl_algorithms.data import DataSet, open_dataset
+from fl_algorithms.data import DATASETS, DataSet, open_dataset
 from fl_algorithms.data.partition import PartitionRule, Share, Split, listed_split, partition, silo_names, split
 from fl_algorithms.device import prepare
 from fl_algorithms.errors import Unusable
@@ -50,17 +50,21 @@ def resolve_hyper(algorithm: str, given: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def resolve(spec: FederationSpec) -> FederationSpec:
-    """The spec with every default filled in and every name checked. What it returns needs no further choice."""
+def resolve(spec: FederationSpec, elsewhere: Sequence[str] = (), data_path: str | None = None) -> FederationSpec:
+    """The spec with every default filled in and every name checked. What it returns needs no further choice.
+
+    `elsewhere`: domains whose files this process does not see. `data_path`: where this process has its own.
+    """
     if spec.backbone not in MODELS:
         raise InputError(f"backbone {spec.backbone[:80]!r}: {nearest(spec.backbone, sorted(MODELS))}")
     try:
-        data = _open(spec)
+        data = _open(spec, data_path)
+        domains = tuple(sorted({*data.domains, *elsewhere})) if DATASETS[spec.dataset.name].own else data.domains
         target = spec.target if spec.target is not None else data.domains[-1]
-        sources = spec.sources if spec.sources is not None else tuple(name for name in data.domains if name != target)
+        sources = spec.sources if spec.sources is not None else tuple(name for name in domains if name != target)
         for field, name in [("target", target), *(("sources", source) for source in sources)]:
-            if name not in data.domains:
-                raise InputError(f"{field} {name[:80]!r}: {nearest(name, data.domains)}")
+            if name not in domains:
+                raise InputError(f"{field} {name[:80]!r}: {nearest(name, domains)}")
         if target in sources:
             raise InputError(f"target '{target}': is also a source; the target must be a domain that no silo has")
         if not sources:
@@ -71,7 +75,7 @@ def resolve(spec: FederationSpec) -> FederationSpec:
         if ALGORITHMS[spec.algorithm].load().centralised:
             filled |= _pooled(spec)
         resolved = spec.model_copy(update=filled)
-        federation = Federation(resolved, "check", Path())
+        federation = Federation(resolved, "check", Path(), data_path=data_path)
         federation.algorithm.refuse(federation.silos)
     except Unusable as error:
         raise InputError(str(error)) from None
@@ -96,18 +100,28 @@ def checked_run(run: str) -> str:
     return run
 
 
-def _open(spec: FederationSpec) -> DataSet:
+def _open(spec: FederationSpec, path: str | None) -> DataSet:
     data = spec.dataset
-    return open_dataset(data.name, data.path, data.image_size, data.on_broken, data.protocol, data.lists)
+    where = path or data.path if DATASETS[data.name].needs_path else data.path
+    return open_dataset(data.name, where, data.image_size, data.on_broken, data.protocol, data.lists)
 
 
 class Federation:
     """Cheap to make: data and networks are touched when first asked for, so a role loads only what it needs."""
 
-    def __init__(self, spec: FederationSpec, run: str, folder: Path, role: str | None = None) -> None:
+    def __init__(
+        self,
+        spec: FederationSpec,
+        run: str,
+        folder: Path,
+        role: str | None = None,
+        store_url: str | None = None,
+        data_path: str | None = None,
+    ) -> None:
+        """`store_url`, `data_path`: how this process reaches the store and its images, where that differs from the spec."""
         self.spec, self.run, self.folder = spec, checked_run(run), folder
         self.digest = spec.digest()
-        self._role = role
+        self._role, self._store_url, self._data_path = role, store_url, data_path
         self._shares: dict[tuple[str, ...], dict[str, Share]] = {}
 
     def beside(self, role: str) -> Federation:
@@ -122,11 +136,11 @@ class Federation:
     @cached_property
     def store(self) -> Store:
         """Opened with the role's own keys, which who only looks at the spec need not have."""
-        return open_store(self.spec.store or (self.folder / "store").absolute().as_uri(), self._role)
+        return open_store(self._store_url or self.spec.store or (self.folder / "store").absolute().as_uri(), self._role)
 
     @cached_property
     def data(self) -> DataSet:
-        return _open(self.spec)
+        return _open(self.spec, self._data_path)
 
     @cached_property
     def device(self) -> torch.device:
@@ -164,6 +178,14 @@ class Federation:
         )
 
     # ---- the order of steps
+
+    def steps(self) -> Iterator[tuple[int, str]]:
+        """Every exchange of the run, first to last."""
+        return ((round, exchange.name) for round in range(self.spec.rounds + 1) for exchange in self.algorithm.exchanges(round))
+
+    def counts(self, round: int) -> bool:
+        """Whether right answers are counted with this round's model."""
+        return round > 0 and (round == self.spec.rounds or round % self.spec.evaluate_every == 0)
 
     def exchange(self, round: int, name: str) -> Exchange:
         return next(exchange for exchange in self.algorithm.exchanges(round) if exchange.name == name)

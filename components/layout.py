@@ -29,6 +29,15 @@ def plan_key(run: str) -> str:
     return f"runs/{run}/plan.json"
 
 
+def result_key(run: str) -> str:
+    return f"runs/{run}/result.json"
+
+
+def failure_key(run: str) -> str:
+    """Why an author gave up for good, in its own bucket (the server: in the global one): nobody need wait for its deadline."""
+    return f"runs/{run}/failed.json"
+
+
 def step_key(run: str, round: int, exchange: str) -> str:
     return f"runs/{run}/rounds/{round}/{exchange}"
 

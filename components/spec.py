@@ -123,21 +123,37 @@ def read_mapping(path: Path, what: str, hint: str) -> dict[str, Any]:
         if path.stat().st_size > MAX_SPEC_BYTES:
             raise InputError(f"{what} {path}: {path.stat().st_size} bytes, expected at most {MAX_SPEC_BYTES}; is this the right file?")
         text = path.read_bytes().decode("utf-8")
-        values = _read_yaml(text)
     except OSError as error:
         raise InputError(f"{what} {path}: cannot be read ({error.strerror}); {hint}") from None
     except UnicodeDecodeError as error:
         raise InputError(
             f"{what} {path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at offset {error.start}"
         ) from None
+    return parse_mapping(text, f"{what} {path}", hint)
+
+
+def parse_mapping(text: str, what: str, hint: str = "write field: value") -> dict[str, Any]:
+    """The mapping in a YAML (or JSON) text, or an InputError that says what is wrong with it."""
+    if len(text) > MAX_SPEC_BYTES:
+        raise InputError(f"{what}: {len(text)} characters, expected at most {MAX_SPEC_BYTES}")
+    try:
+        values = _read_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
-        raise InputError(f"{what} {path}: not valid YAML{where}: {getattr(error, 'problem', None) or type(error).__name__}") from None
+        raise InputError(f"{what}: not valid YAML{where}: {getattr(error, 'problem', None) or type(error).__name__}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         found = "nothing" if values is None else f"a {type(values).__name__}"
-        raise InputError(f"{what} {path}: expected a mapping of fields, found {found}; {hint}")
+        raise InputError(f"{what}: expected a mapping of fields, found {found}; {hint}")
     return values
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'hyper': {'lr': 1}} -> {'hyper.lr': 1}"""
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        result.update(flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
+    return result
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -13,7 +13,11 @@ import typer
 from typer.core import TyperGroup
 
 from components.errors import InputError, SiloflowError
+from pipelines.compile_command import compile_package
 from pipelines.data_commands import data_app
+from pipelines.kfp_commands import register as register_kfp
+from pipelines.report_commands import report as write_report
+from pipelines.resident_commands import evaluator, server, silo
 from pipelines.store_commands import store_app
 
 SpecFile = Annotated[
@@ -24,6 +28,14 @@ Settings = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 AtOnce = Annotated[int | None, typer.Option("--workers", min=1, help="Silos that train at once. Changes no digit of the result.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option("--metrics-port", min=1, max=65535, envvar="SILOFLOW_METRICS_PORT", help="Serve Prometheus metrics on this port."),
+]
+Gateway = Annotated[
+    str | None, typer.Option("--pushgateway", metavar="URL", envvar="SILOFLOW_PUSHGATEWAY", help="Push the outcome to this Pushgateway.")
+]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Do not write report.html at the end.")]
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this one.", show_default=False)]
 
 
@@ -90,17 +102,21 @@ def run(
         ),
     ] = None,
     workers: AtOnce = None,
+    metrics_port: MetricsPort = None,
+    gateway: Gateway = None,
+    no_report: NoReport = False,
 ) -> None:
     """Run a federation on this machine. If the run folder holds this run already, it goes on from there."""
     from components.spec import parse_spec
     from pipelines import comparison
+    from pipelines.exporter import Outlets
 
     values = _values(spec, settings)
     parsed = parse_spec(values)
     name = comparison.choose(baseline, parsed.algorithm, is_example=spec is None)
     compared = comparison.same_federation(values, name) if name is not None else None
     folder = out if out is not None else comparison.default_folder(parsed)
-    comparison.federate(values, compared, folder, as_json, workers)
+    comparison.federate(values, compared, folder, as_json, workers, Outlets(metrics_port, gateway), not no_report)
 
 
 @app.command()
@@ -108,16 +124,24 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder of an earlier `siloflow run`.")],
     as_json: AsJson = False,
     workers: AtOnce = None,
+    metrics_port: MetricsPort = None,
+    gateway: Gateway = None,
+    no_report: NoReport = False,
 ) -> None:
     """Continue an interrupted run. Of a finished one it prints the result again."""
     from components.spec import read_spec
     from pipelines import comparison
+    from pipelines.exporter import Outlets
 
     stored = folder / "spec.yaml"
     if not stored.is_file():
         raise InputError(f"run folder {folder}: expected the spec.yaml of a run, found none; `siloflow run --out {folder}` starts one")
     compared = comparison.subfolder(folder) / "spec.yaml"
-    comparison.federate(read_spec(stored), read_spec(compared) if compared.is_file() else None, folder, as_json, workers)
+    baseline = read_spec(compared) if compared.is_file() else None
+    comparison.federate(read_spec(stored), baseline, folder, as_json, workers, Outlets(metrics_port, gateway), not no_report)
+
+
+app.command("report")(write_report)
 
 
 # ---- specs
@@ -207,6 +231,14 @@ def doctor(spec: SpecFile = None, settings: Settings = None, as_json: AsJson = F
 
     checks = examine(_values(spec, settings))
     raise typer.Exit(report(screen(stderr=False), checks, as_json))
+
+
+# ---- on Kubeflow Pipelines
+
+app.command("compile")(compile_package)
+register_kfp(app)
+for role in (silo, server, evaluator):
+    app.command()(role)
 
 
 def _values(spec: Path | None, settings: list[str] | None) -> dict[str, Any]:

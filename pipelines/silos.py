@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
+from components import IMAGE
 from components.errors import InputError
 from components.layout import EVALUATOR, RESERVED, SERVER
 from components.spec import Strict, explain, read_mapping
@@ -82,7 +83,7 @@ class Pod(Strict):
     ] = None
     resources: Annotated[Resources, Field(description="CPU and memory")] = Resources()
     gpu: Annotated[Gpu | None, Field(description="null: the CPU")] = None
-    node_selector: Annotated[dict[str, str], Field(description="labels of the nodes it may run on")] = {}
+    node_selector: Annotated[dict[str, str], Field(description="labels of the nodes it may run on")] = {}  # noqa: RUF012  pydantic copies it
     tolerations: Annotated[tuple[Toleration, ...], Field(description="taints it may run in spite of")] = ()
     shm: Annotated[Quantity | None, Field(description="size of /dev/shm; null: the node's default of 64 MB")] = None
 
@@ -107,7 +108,7 @@ class SiloEntry(Pod):
 
 
 class Image(Strict):
-    name: Annotated[str, _matches(_IMAGE, "the name of a container image, with a tag or a digest")] = "siloflow:0.1.0"
+    name: Annotated[str, _matches(_IMAGE, "the name of a container image, with a tag or a digest")] = IMAGE
     pull_policy: Annotated[Literal["IfNotPresent", "Always", "Never"], Field(description="as in a pod")] = "IfNotPresent"
     pull_secrets: Annotated[tuple[ObjectName, ...], Field(description="Secrets of the registry")] = ()
 

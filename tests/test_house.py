@@ -111,7 +111,8 @@ def test_files_stay_short_and_say_what_they_are(module: Path) -> None:
     assert len(source.splitlines()) < LONGEST_FILE
     if source.strip():
         assert ast.get_docstring(tree(module)), f"{module}: no docstring"
-        assert "from __future__ import annotations" in source
+        # KFP reads the annotations of what it decorates, and takes no strings for types
+        assert ("from __future__ import annotations" in source) != ("@dsl." in source)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

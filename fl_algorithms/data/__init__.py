@@ -24,6 +24,7 @@ class DataSetInfo:
     needs_path: bool
     options: dict[str, str]
     fixed: dict[str, str] = field(default_factory=dict)  # further arguments of the loader
+    own: bool = False  # a company's own: its domains are what the files say, so who sees only some of them does not know the others
 
 
 IMAGE_SIZE = {"image_size": "side in pixels that pictures are resized to (default 224)"}
@@ -107,6 +108,7 @@ DATASETS: dict[str, DataSetInfo] = {
             "your own pictures in domain/class/file folders; RGB",
             "fl_algorithms.data.folder:open_folder",
             needs_path=True,
+            own=True,
             options={
                 "path": "folder that holds the domain folders and, where a silo sees only its own domain, classes.txt",
                 **IMAGE_SIZE,
@@ -118,6 +120,7 @@ DATASETS: dict[str, DataSetInfo] = {
             "your own pictures in a table of path,label,domain; RGB",
             "fl_algorithms.data.table:open_csv",
             needs_path=True,
+            own=True,
             options={
                 "path": "CSV file, with or without a header; next to it, where a silo sees only its own rows, classes.txt",
                 **IMAGE_SIZE,
