@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ def verify(url: str, silos: Sequence[str], folder: Path, only: Sequence[str] = (
         _refuse_plain(address)
     pool = urllib3.PoolManager(
         timeout=urllib3.Timeout(connect=5, read=60),
-        retries=urllib3.Retry(total=_ATTEMPTS, backoff_factor=0.5, status_forcelist=(500, 502, 503, 504)),
+        retries=False,
         ssl_context=trusted_certificates() if address.tls else None,
     )
     clients = {role: _Client(address, role, folder, pool) for role in [*present, NOBODY]}
@@ -123,14 +124,18 @@ class _Client:
 
     def allowed(self, what: str, place: Place, call: Callable[[Minio, str], Any]) -> bool:
         """Whether the store did it. A refusal for any other reason than the role's rights is no answer."""
-        try:
-            call(self._minio, self._address.bucket_name(place.bucket))
-        except FAULTS as error:
-            fault = diagnosis(error)
-            if fault.cause == "AccessDenied":
-                return False
-            raise StoreError(f"{self._address.url}: {what} {place} as {self._role} failed: {fault.cause}; {fault.advice}") from None
-        return True
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                call(self._minio, self._address.bucket_name(place.bucket))
+                return True
+            except FAULTS as error:
+                fault = diagnosis(error)
+            if not fault.passing:
+                break
+            time.sleep(attempt / 2)
+        if fault.cause == "AccessDenied":
+            return False
+        raise StoreError(f"{self._address.url}: {what} {place} as {self._role} failed: {fault.cause}; {fault.advice}")
 
 
 class _Planted:

@@ -134,7 +134,7 @@ def test_given_keys_win(site: Site) -> None:
     """As in the chart: the Secret was deleted and made anew, provisioning follows, the old keys are worth nothing."""
     before, old = site.states("--adopt"), site.client("a")
     assert set(before.values()) == {"unchanged"}
-    write_keys(site.folder / "a", Credentials("new-key-of-a", "new-secret-of-a"))
+    write_keys(site.folder / "a", Credentials(f"{site.prefix}-new-a", "new-secret-of-a"))
     assert "found others" in site.refused(2)
     after = site.states("--adopt")
     assert {name: state for name, state in after.items() if state != "unchanged"} == {("user", "a"): "rotated"}
@@ -144,12 +144,12 @@ def test_given_keys_win(site: Site) -> None:
 
 
 def test_given_keys_that_are_somebody_elses_are_refused(site: Site) -> None:
-    write_keys(site.folder / "a", Credentials("new-key-of-a", "new-secret-of-a"))
+    write_keys(site.folder / "a", Credentials(f"{site.prefix}-new-a", "new-secret-of-a"))
     site.states("--adopt")
-    write_keys(site.folder / "a", Credentials("new-key-of-a", "another-secret"))
+    write_keys(site.folder / "a", Credentials(f"{site.prefix}-new-a", "another-secret"))
     assert "keys/a: expected a key pair for a in" in site.refused(2, "--adopt")
-    write_keys(site.folder / "b", Credentials("new-key-of-a", "new-secret-of-a"))
-    write_keys(site.folder / "a", Credentials("other-key-of-a", "other-secret-of-a"))
+    write_keys(site.folder / "b", Credentials(f"{site.prefix}-new-a", "new-secret-of-a"))
+    write_keys(site.folder / "a", Credentials(f"{site.prefix}-other-a", "other-secret-of-a"))
     assert "found those of a user with another policy; give it a new pair" in site.refused(2, "--adopt")
     for file in (site.folder / "b").iterdir():
         file.unlink()

@@ -1,0 +1,211 @@
+"""The installed chart at work: pipelines in KFP, a run of resident roles, a nightly run, and a real Prometheus that watches them.
+
+SILOFLOW_PROMETHEUS_IMAGE has Debian's prometheus and prometheus-pushgateway (default localhost/prometheus:dev). The tests build on
+each other, in this order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import yaml
+
+from components import layout
+from tests.cluster.release import Release, call, forward, kubectl, namespace, pod, require_cluster, until
+from tests.helm.chart import CHART
+
+pytestmark = pytest.mark.cluster
+PROMETHEUS_IMAGE = os.environ.get("SILOFLOW_PROMETHEUS_IMAGE", "localhost/prometheus:dev")
+SILOS = ["chalk", "neon", "pencil"]
+RUN = "watched"
+SPEC = {"algorithm": "fedavg", "dataset": "styled-digits", "target": "paper", "rounds": 500, "hyper": {"epochs": 1}}
+NIGHT = {"algorithm": "fedavg", "dataset": "styled-digits", "target": "paper", "rounds": 2, "hyper": {"epochs": 1}}
+SMALL = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
+
+
+@dataclass
+class Site:
+    release: Release
+    watching: str  # namespace of Prometheus and Pushgateway
+
+    def ask(self, question: str) -> list[dict[str, Any]]:
+        with forward(self.watching, "svc/prometheus", 9090) as endpoint:
+            found: list[dict[str, Any]] = fetch(f"http://{endpoint}/api/v1/query?query={quote(question)}")["data"]["result"]
+        return found
+
+
+def fetch(url: str) -> Any:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    require_cluster()
+    with namespace("siloflow-used") as space, namespace("watching") as watching:
+        values = {
+            "silos": [{"name": name, "resources": SMALL} for name in SILOS],
+            "server": {"resources": SMALL},
+            "evaluator": {"resources": SMALL},
+            "networkPolicy": {"prometheus": {"namespace": watching}},
+            "monitoring": {
+                "pushgateway": {
+                    "url": f"http://pushgateway.{watching}.svc:9091",
+                    "namespace": watching,
+                    "podLabels": {"app": "pushgateway"},
+                }
+            },
+        }
+        release = Release(space, values)
+        release.install()
+        watch(release, watching)
+        yield Site(release, watching)
+
+
+# ---- KFP
+
+
+def test_pipelines_are_in_kfp(site: Site) -> None:
+    host = os.environ["KFP_HOST"]
+    kfp = site.release.values["pipelineUpload"] = {"enabled": True, "host": "http://ml-pipeline.kubeflow.svc:8888"}
+    site.release.upgrade()
+    listed = {one["display_name"]: one["pipeline_id"] for one in fetch(f"{host}/apis/v2beta1/pipelines?page_size=200")["pipelines"]}
+    assert listed.keys() >= {"siloflow-stepwise", "siloflow-resident"}
+    before = {name: versions(host, listed[name]) for name in ("siloflow-stepwise", "siloflow-resident")}
+    assert all(before.values())
+    site.release.upgrade()
+    assert {name: versions(host, listed[name]) for name in before} == before, "the same package was uploaded twice"
+    kfp["enabled"] = False
+
+
+def versions(host: str, pipeline: str) -> list[str]:
+    answer = fetch(f"{host}/apis/v2beta1/pipelines/{pipeline}/versions?page_size=200")
+    return sorted(one["display_name"] for one in answer.get("pipeline_versions", ()))
+
+
+# ---- nightly
+
+
+def test_the_nightly_run_lands_in_the_store_and_on_the_gateway(site: Site) -> None:
+    site.release.values["nightly"] = {"enabled": True, "spec": NIGHT}
+    site.release.upgrade()
+    space = site.release.space
+    kubectl("-n", space, "create", "job", "by-hand", "--from=cronjob/siloflow-nightly")
+    until(lambda: _ended(space, "by-hand"), "the nightly run", 900)
+    job = json.loads(kubectl("-n", space, "get", "job", "by-hand", "-o", "json"))
+    assert job["status"].get("succeeded") == 1, kubectl("-n", space, "logs", "job/by-hand", "--tail=20")
+    run = site.release.get("pod", "-l", "job-name=by-hand")[0]["metadata"]["name"]
+    with site.release.store() as endpoint:
+        stored = site.release.client(endpoint).get_object("fed-nightly-global", layout.result_key(run)).read()
+    accuracy = json.loads(stored)["accuracy"]["last"]
+    pushed = until(lambda: site.ask('siloflow_last_run_accuracy_ratio{pipeline="nightly",rule="last"}'), "the outcome in Prometheus")
+    assert float(pushed[0]["value"][1]) == pytest.approx(accuracy)
+    assert (pushed[0]["metric"]["algorithm"], pushed[0]["metric"]["target"]) == ("fedavg", "paper")
+    assert "instance" not in pushed[0]["metric"] or pushed[0]["metric"]["instance"] == ""
+
+
+def _ended(space: str, job: str) -> bool:
+    status = json.loads(kubectl("-n", space, "get", "job", job, "-o", "json"))["status"]
+    return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in status.get("conditions", ()))
+
+
+# ---- resident roles, watched
+
+
+def test_every_role_is_found_and_scraped(site: Site) -> None:
+    site.release.values["resident"] = {"enabled": True, "run": RUN, "spec": SPEC}
+    site.release.upgrade()
+    expected = {"server", "evaluator", *SILOS}
+    until(lambda: expected <= {one["metric"].get("role") for one in site.ask("siloflow_round")} or None, "a round of every role", 900)
+    up = site.ask("up")
+    assert len([one for one in up if one["metric"]["job"] == "siloflow"]) == len(expected)
+    assert {one["metric"]["job"] for one in up} == {"siloflow", "store", "pushgateway"}
+    assert {one["value"][1] for one in up} == {"1"}, up
+
+
+def test_the_alert_for_a_missing_silo_fires(site: Site) -> None:
+    """The rules as they are in the chart: three minutes of absence."""
+    assert site.ask('ALERTS{alertname="SiloflowSiloMissing",alertstate="firing"}') == []
+    jobs = [one["metadata"]["name"] for one in site.release.get("job", "-l", "siloflow.io/role=silo")]
+    kubectl("-n", site.release.space, "delete", "job", next(name for name in jobs if "-neon-" in name), "--cascade=foreground")
+    question = 'ALERTS{alertname="SiloflowSiloMissing",alertstate="firing"}'
+    fired = until(lambda: site.ask(question) or None, "the alert", 600)
+    assert [one["metric"]["silo"] for one in fired] == ["neon"]
+
+
+# ---- a Prometheus and a Pushgateway
+
+
+def watch(release: Release, space: str) -> None:
+    """They read the rules and the relabelling that the chart has for a Prometheus operator, which is not there."""
+    words = ["--set", "monitoring.podMonitor.enabled=true", "--set", "monitoring.rules.enabled=true", "-f", "-"]
+    text = call("helm", "template", release.name, CHART, "-n", release.space, "--kube-version", "1.35.0", *words, text=release.everything())
+    monitors = {one["kind"]: one for one in yaml.safe_load_all(text.stdout) if one}
+    config = {
+        "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
+        "rule_files": ["/config/rules.yaml"],
+        "scrape_configs": [_scrape_pods(monitors["PodMonitor"]), *_scrape_services(release, space)],
+    }
+    files = {"prometheus.yml": yaml.safe_dump(config), "rules.yaml": yaml.safe_dump(monitors["PrometheusRule"]["spec"])}
+    metadata = {"name": "prometheus", "namespace": space}
+    apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files})
+    apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    rights = {"name": "prometheus", "namespace": release.space}
+    apply({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": rights, "rules": [rule]})
+    subject = {"kind": "ServiceAccount", **metadata}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "prometheus"}
+    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": rights}
+    apply({**binding, "subjects": [subject], "roleRef": reference})
+    storage = ["--config.file=/config/prometheus.yml", "--storage.tsdb.path=/tmp/data", "--web.listen-address=:9090"]
+    _serve(space, "prometheus", 9090, ["prometheus", *storage])
+    _serve(space, "pushgateway", 9091, ["prometheus-pushgateway"])
+    kubectl("-n", space, "wait", "--for=condition=Ready", "pod/prometheus", "pod/pushgateway", "--timeout=300s")
+
+
+def _scrape_pods(monitor: dict[str, Any]) -> dict[str, Any]:
+    endpoint = monitor["spec"]["podMetricsEndpoints"][0]
+    names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+    rules = [{names.get(key, key): value for key, value in rule.items()} for rule in endpoint["relabelings"]]
+    chosen = monitor["spec"]["selector"]["matchExpressions"][0]
+    label = "__meta_kubernetes_pod_label_" + chosen["key"].replace(".", "_").replace("/", "_")
+    rules.append({"action": "keep", "source_labels": [label], "regex": "|".join(chosen["values"])})
+    rules.append({"action": "replace", "source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"})
+    spaces = {"names": monitor["spec"]["namespaceSelector"]["matchNames"]}
+    return {"job_name": "siloflow", "kubernetes_sd_configs": [{"role": "pod", "namespaces": spaces}], "relabel_configs": rules}
+
+
+def _scrape_services(release: Release, space: str) -> Iterator[dict[str, Any]]:
+    store = [{"targets": [f"siloflow-store.{release.space}.svc:9000"]}]
+    yield {"job_name": "store", "metrics_path": "/minio/v2/metrics/cluster", "static_configs": store}
+    yield {"job_name": "pushgateway", "honor_labels": True, "static_configs": [{"targets": [f"pushgateway.{space}.svc:9091"]}]}
+
+
+def _serve(space: str, name: str, port: int, command: list[str]) -> None:
+    one = pod(name, {"app": name})
+    container = one["spec"]["containers"][0]
+    container.update(
+        image=PROMETHEUS_IMAGE, command=command, ports=[{"containerPort": port}], volumeMounts=[{"name": "tmp", "mountPath": "/tmp"}]
+    )
+    container["workingDir"] = "/tmp"
+    container["readinessProbe"] = {"httpGet": {"path": "/-/ready", "port": port}, "periodSeconds": 1}
+    one["spec"]["volumes"] = [{"name": "tmp", "emptyDir": {}}]
+    if name == "prometheus":
+        container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
+        one["spec"]["volumes"].append({"name": "config", "configMap": {"name": name}})
+        one["spec"].update(serviceAccountName=name, automountServiceAccountToken=True)
+    one["metadata"]["namespace"] = space
+    apply(one)
+    metadata = {"name": name, "namespace": space}
+    apply({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": {"app": name}, "ports": [{"port": port}]}})
+
+
+def apply(one: dict[str, Any]) -> None:
+    kubectl("apply", "-f", "-", text=json.dumps(one))
