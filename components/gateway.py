@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from components.errors import InputError
 from components.metrics import Series
@@ -16,7 +17,7 @@ PUSH_SECONDS = 5.0
 def check_gateway(url: str) -> str:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(f"pushgateway: expected an address such as http://gateway:9091, found {_shown(url)!r}")
+        raise InputError(f"pushgateway: expected an address such as http://gateway:9091, found {_shown(url)[:80]!r}")
     return url
 
 
@@ -25,12 +26,23 @@ def push(gateway: str, group: Mapping[str, str], outcome: Series, replace: bool)
     from prometheus_client import push_to_gateway, pushadd_to_gateway
 
     send = push_to_gateway if replace else pushadd_to_gateway
+    options: dict[str, Any] = {"registry": outcome.registry, "grouping_key": dict(group), "timeout": PUSH_SECONDS, **_signing_in(gateway)}
     try:
-        send(gateway, job="siloflow", registry=outcome.registry, grouping_key=dict(group), timeout=PUSH_SECONDS)
+        send(_shown(gateway), job="siloflow", **options)
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
         return f"pushgateway {_shown(gateway)}: took no outcome of this run ({why}); the run itself is not affected"
     return None
+
+
+def _signing_in(gateway: str) -> dict[str, Any]:
+    """With the name and password of http://name:password@gateway, if there are any."""
+    from prometheus_client.exposition import basic_auth_handler
+
+    parts = urlsplit(gateway)
+    if parts.username is None:
+        return {}
+    return {"handler": partial(basic_auth_handler, username=unquote(parts.username), password=unquote(parts.password or ""))}
 
 
 def ended(run: str, code: int) -> Series:
@@ -66,4 +78,4 @@ def product_version() -> str:
 def _shown(url: str) -> str:
     """Without a password that may be in it."""
     scheme, separator, rest = url.rpartition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"[:100]
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

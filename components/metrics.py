@@ -65,7 +65,9 @@ METRICS = {
     "silo_rejected_total": Metric("counter", ("silo",), "updates of this silo that the guards refused", 0, 1),
     "silos_expected": Metric("gauge", (), "participants of the last exchange", 1),
     "silos_reported": Metric("gauge", (), "participants of the last exchange whose update was accepted", 1),
-    "silo_present": Metric("gauge", ("silo",), "1 if the silo's update was accepted when it last was a participant", 0, 1),
+    "silo_present": Metric(
+        "gauge", ("silo",), "1 if the silo's update was accepted when it last was a participant, 0 also before it joined", 0, 1
+    ),
     "silo_weight_ratio": Metric("gauge", ("silo",), "share of the silo in the last average", 0, 1),
     "silo_drift": Metric("gauge", ("silo",), "L2 norm of the silo's last change of the model", 0, 1),
     "accuracy_ratio": Metric(

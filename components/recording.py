@@ -46,6 +46,7 @@ class LiveRecorder(Recorder):
         self._since, self._worked, self._warned = time.time(), False, False
         self._began = self._closed = self._broadcast = self._changed = time.monotonic()
         self._roster: set[str] = set()
+        self._federation: Federation | None = None  # of a server, whose store says what the others did
         self._right: dict[int, dict[str, tuple[float, float]]] = {}  # round -> silo -> correct, total
         self._retries: dict[str, int] = {}
         self.series("build_info").info({"version": product_version()})
@@ -80,6 +81,8 @@ class LiveRecorder(Recorder):
         ):  # fmt: skip
             for value in known:
                 self.series(name, **{label: value}).inc(0)
+        for silo in self._silos:
+            self.series("silo_present", silo=silo).set(0)
         self.progressed()
 
     @harmless
@@ -123,6 +126,7 @@ class LiveRecorder(Recorder):
         if closes or facts["round"] == 0:
             self._closed = now
         if federation is not None:
+            self._federation = federation
             self._read(federation, facts, is_new, closes)
 
     def _presence(self, facts: Mapping[str, Any]) -> None:
@@ -150,12 +154,16 @@ class LiveRecorder(Recorder):
             if update is not None:
                 self._update(_plain(update), is_new)
         counted = facts["round"] - 1  # the counts of this round are not there yet
-        if not closes or counted < 1 or counted % federation.spec.evaluate_every:
-            return
-        for silo in facts["roster"]:
-            if (found := read_update(federation, silo, counted, layout.VALIDATE)) is not None:
+        if closes and counted > 0 and counted % federation.spec.evaluate_every == 0:
+            self._read_counts(federation, counted, is_new)
+
+    def _read_counts(self, federation: Federation, round: int, is_new: bool) -> None:
+        from components.received import read_update
+
+        for silo in self._roster:
+            if (found := read_update(federation, silo, round, layout.VALIDATE)) is not None:
                 self._counts(_plain(found), "validation", silo, is_new)
-        if (found := read_update(federation, layout.EVALUATOR, counted, layout.EVALUATE)) is not None:
+        if (found := read_update(federation, layout.EVALUATOR, round, layout.EVALUATE)) is not None:
             self._counts(_plain(found), "target", str(federation.spec.target), is_new)
 
     @harmless
@@ -211,14 +219,11 @@ class LiveRecorder(Recorder):
 
     @harmless
     def finished(self, result: Mapping[str, Any]) -> None:
+        if self._federation is not None:
+            self._read_counts(self._federation, result["rounds"], self._worked)
         last = result["history"][-1] if result["history"] else {}
-        for silo, ratio in last.get("validation", {}).items():
-            if self._shows(silo) and ratio is not None:
-                self.series("accuracy_ratio", split="validation", domain=silo).set(ratio)
-        if last.get("validation_accuracy") is not None:
+        if last.get("validation_accuracy") is not None:  # also if a silo did not count
             self.series("validation_accuracy_ratio").set(last["validation_accuracy"])
-        if last.get("target_accuracy") is not None:
-            self.series("accuracy_ratio", split="target", domain=result["target"]).set(last["target_accuracy"])
         if self._gateway is not None and self._worked:  # else somebody looks at an old result once more
             outcome = succeeded(self._run, result, time.monotonic() - self._began)
             self._say(push(self._gateway, self._group(), outcome, replace=True))

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from components.spec import FederationSpec, check_name
 from components.store.file import write_file
 from fl_algorithms.errors import Unusable
 from fl_algorithms.registry import ALGORITHMS
-from pipelines.console import screen, watch
+from pipelines.console import Watching, screen, watch
+from pipelines.exporter import Exporting, Outlets
 from pipelines.local import LocalEngine
+from pipelines.report_commands import PAGE, close_run
 from pipelines.summary import Outcome, print_summary
 
 BASELINE = "fedavg"  # of the example
@@ -64,14 +66,22 @@ def default_folder(spec: FederationSpec) -> Path:
     return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", f"{time.strftime('%Y%m%d-%H%M%S')}-{spec.algorithm}-{target}")
 
 
-def federate(values: dict[str, Any], baseline: dict[str, Any] | None, folder: Path, as_json: bool, at_once: int | None) -> None:
-    """Run both to the end, show them side by side, write the comparison into result.json."""
+def federate(
+    values: dict[str, Any], baseline: dict[str, Any] | None, folder: Path, as_json: bool, at_once: int | None,
+    outlets: Outlets | None = None, report: bool = True,
+) -> None:  # fmt: skip
+    """Run both to the end, show them side by side, write the comparison into result.json, and then the report."""
+    written = (folder / "result.json").exists() and (folder / PAGE).exists()  # a finished run that is only shown again has its report
+    console = screen(stderr=True)
+    recorder = (outlets or Outlets()).open(lambda message: console.print(f"warning: {message}", soft_wrap=True))
     try:
-        runs = _run(values, baseline, folder, at_once)
+        runs = _run(values, baseline, folder, at_once, lambda title: Exporting(watch(console, title), recorder))
     except (KeyboardInterrupt, Interrupted):
         resumable = (folder / "spec.yaml").exists()
         advice = f"continue with: siloflow resume {shlex.quote(str(folder))}" if resumable else "nothing was written"
         raise Interrupted(f"interrupted; {advice}") from None
+    finally:
+        recorder.close()
     result = dict(runs[0].result)
     if len(runs) > 1:
         result["baseline"] = {key: runs[1].result[key] for key in ("algorithm", "accuracy", "digest")}
@@ -79,18 +89,22 @@ def federate(values: dict[str, Any], baseline: dict[str, Any] | None, folder: Pa
     print_summary(screen(stderr=as_json), runs, folder)
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.flush()
+    if report and not written:
+        close_run(folder, screen(stderr=as_json))
 
 
-def _run(values: dict[str, Any], baseline: dict[str, Any] | None, folder: Path, at_once: int | None) -> list[Outcome]:
+def _run(
+    values: dict[str, Any], baseline: dict[str, Any] | None, folder: Path, at_once: int | None, watched: Callable[[str], Watching]
+) -> list[Outcome]:
     """The federation's outcome, then the baseline's. Both are planned before either starts, so that a resume knows of both."""
-    console, existed = screen(stderr=True), folder.exists()
-    view = watch(console, "siloflow")
+    existed, view = folder.exists(), watched("siloflow")
     engine = LocalEngine(values, folder, view, at_once)
     with view:
         plan = engine.plan()
     outcomes = []
     if baseline is not None:
-        beside = watch(console, "baseline")
+        beside = watched("baseline")
         other = LocalEngine(baseline, subfolder(folder), beside, at_once)
         try:
             with beside:
