@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-cluster lint types pytest minio helm chaos bench-exchange clean
+.PHONY: run test test-cluster lint types pytest minio helm prometheus chaos bench-exchange bench-scrape clean
 
 run: .venv/.run
 	@$(BIN)/siloflow run $(ARGS)
 
-test: .venv/.test lint types minio helm pytest
+test: .venv/.test lint types minio helm prometheus pytest
 
 lint: .venv/.test
 	@$(BIN)/ruff check .
@@ -29,6 +29,10 @@ minio:
 helm:
 	@tests/get-helm > /dev/null || [ $$? -eq 3 ]
 
+# The metrics are scraped by Debian's Prometheus and pushed to its Pushgateway, installed if we may; their services are not started.
+prometheus:
+	@tests/get-prometheus > /dev/null || [ $$? -eq 3 ]
+
 # What needs a cluster: images built for real, runs on a real Kubeflow Pipelines. CONTRIBUTING.md says how to get one.
 test-cluster: .venv/.test
 	@[ -n "$$KUBECONFIG" ] && [ -n "$$KFP_HOST" ] || { echo "error: KUBECONFIG and KFP_HOST: expected a cluster to test on, found neither or only one; set both (CONTRIBUTING.md)" >&2; exit 2; }
@@ -40,6 +44,10 @@ chaos: .venv/.test minio
 
 bench-exchange: .venv/.test minio .peer/.installed
 	@$(BIN)/python -m bench.exchange
+
+# What being scraped every second costs a process that trains.
+bench-scrape: .venv/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scrape
 
 # ---- set-up
 
