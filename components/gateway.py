@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from components import VERSION
 from components.errors import InputError
 from components.metrics import Series
 
@@ -47,7 +47,7 @@ def _signing_in(gateway: str) -> dict[str, Any]:
 
 def ended(run: str, code: int) -> Series:
     outcome = Series()
-    outcome("last_run_info").info({"run": run, "version": product_version()})
+    outcome("last_run_info").info({"run": run, "version": VERSION})
     outcome("last_run_timestamp_seconds").set_to_current_time()
     outcome("last_run_exit_code").set(code)
     return outcome
@@ -66,13 +66,6 @@ def succeeded(run: str, result: Mapping[str, Any], seconds: float) -> Series:
     for direction, count in result["bytes"].items():
         outcome("last_run_bytes", direction=direction).set(count)
     return outcome
-
-
-def product_version() -> str:
-    try:
-        return version("siloflow")
-    except PackageNotFoundError:  # run from a bare checkout
-        return "unknown"
 
 
 def _shown(url: str) -> str:

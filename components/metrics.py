@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from components.manifest import BroadcastManifest, UpdateManifest
 
 PREFIX = "siloflow_"
+EVERYWHERE = "0.0.0.0"  # what a pod listens on
 EVERY_ROLE = "*"  # the role of the local engine, in whose one endpoint all of a run is
 MOST_SILOS = 100  # silos with series of their own; a federation of thousands shows its sums only
 STAGES = ("download", "train", "upload", "wait", "aggregate", "evaluate")
@@ -164,7 +165,7 @@ class Recorder:
 
 def start(
     port: int | None, role: str, gateway: str | None = None, pipeline: str | None = None,
-    address: str = "0.0.0.0", warn: Callable[[str], None] = logging.warning,
+    address: str | None = None, warn: Callable[[str], None] = logging.warning,
 ) -> Recorder:  # fmt: skip
     """The recorder of this process: silent without a port and a gateway. A port that is taken costs a warning, never the run."""
     if port is None and gateway is None:
@@ -174,7 +175,7 @@ def start(
     recorder = LiveRecorder(role, gateway, pipeline or os.environ.get("SILOFLOW_PIPELINE") or "local", warn)
     if port is not None:
         try:
-            recorder.endpoint = serve(recorder.series.registry, port, address)
+            recorder.endpoint = serve(recorder.series.registry, port, address or os.environ.get("SILOFLOW_METRICS_ADDRESS") or EVERYWHERE)
         except OSError as error:
             warn(f"metrics: port {port} cannot be used ({error.strerror or error}); the run goes on without them, choose another port")
     return recorder

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from components import layout
+from components import VERSION, layout
 from components.errors import Interrupted
-from components.gateway import ended, product_version, push, succeeded
+from components.gateway import ended, push, succeeded
 from components.metrics import EVERY_ROLE, MOST_SILOS, REASONS, Recorder, Series
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class LiveRecorder(Recorder):
         self._federation: Federation | None = None  # of a server, whose store says what the others did
         self._right: dict[int, dict[str, tuple[float, float]]] = {}  # round -> silo -> correct, total
         self._retries: dict[str, int] = {}
-        self.series("build_info").info({"version": product_version()})
+        self.series("build_info").info({"version": VERSION})
 
     def warn_once(self, message: str) -> None:
         if not self._warned:

@@ -41,7 +41,7 @@ def scraped_run(folder: Path) -> Iterator[Scraped]:
         patch.setenv("SILOFLOW_CACHE", str(folder / "cache"))
         patch.setenv("SILOFLOW_METRICS_LINGER", "5")
         patch.setenv("SILOFLOW_PUSHGATEWAY", prometheus.gateway)
-        run = command("run", spec, "--out", folder / "run", "--metrics-port", str(port), "--json")
+        run = command("run", spec, "--out", folder / "run", "--metrics-port", str(port), "--json", "--no-report")
         try:
             prometheus.wait_for("siloflow_silo_drift", 60)
             exposed = fetch(f"http://127.0.0.1:{port}/metrics")

@@ -273,6 +273,18 @@ def test_the_endpoint_answers_while_others_dawdle_and_ends() -> None:
         fetch(f"http://127.0.0.1:{port}/metrics")
 
 
+def test_where_it_listens_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILOFLOW_METRICS_ADDRESS", "127.0.0.2")
+    port = free_port()
+    recorder = start(port, "server")
+    try:
+        assert "siloflow_build_info" in fetch(f"http://127.0.0.2:{port}/metrics")
+        with pytest.raises(OSError):
+            fetch(f"http://127.0.0.1:{port}/metrics")
+    finally:
+        recorder.close()
+
+
 def test_a_port_in_use_is_one_warning() -> None:
     said: list[str] = []
     with socket.socket() as other:
