@@ -72,7 +72,11 @@ def _is_refusal(text: str) -> bool:
 
 
 def rounds_in(text: str) -> Iterator[dict[str, Any]]:
-    """What the server told after each exchange. Anything else in a log, also a damaged line, is passed over."""
+    """What the server told after each exchange. Anything else in a log, also a damaged line, is passed over.
+
+    A benchmark plays one federation after another in one log; `series` numbers them.
+    """
+    series, last, seen = 1, 0.0, set[tuple[float, str]]()
     for line in text.splitlines():
         found = _ROUND.search(line)
         if found is None:
@@ -83,7 +87,12 @@ def rounds_in(text: str) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(told, dict) and _is_number(told.get("round")):
             numbers = {name: told[name] if _is_number(told.get(name)) else None for name in _NUMBERS}
-            yield {**numbers, "exchange": one_line(str(told.get("exchange", "")), 20), "run": one_line(str(told.get("run", "")), 30)}
+            step = (told["round"], one_line(str(told.get("exchange", "")), 20))
+            if step[0] < last or step in seen:
+                series, seen = series + 1, set()
+            last = step[0]
+            seen.add(step)
+            yield {**numbers, "exchange": step[1], "series": series}
 
 
 def _is_number(value: Any) -> bool:

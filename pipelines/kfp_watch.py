@@ -44,7 +44,7 @@ class Picture:
     state: str = "PENDING"
     since: float = field(default_factory=time.time)
     tasks: list[Task] = field(default_factory=list)
-    told: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)  # by run, round, exchange; in the order of the log
+    told: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)  # by series, round, exchange; in the order of the log
     places: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)  # iteration of the loop that told it
     silent: float = 0.0  # seconds since the last answer
 
@@ -119,7 +119,7 @@ class Watch:
             text = self._logs.read(pod)
             self._log_due[pod.name] = NEVER if over and text is not None else time.monotonic() + LOG_EVERY
             for told in rounds_in(text or ""):
-                key = (told["run"], told["round"], told["exchange"])
+                key = (told["series"], told["round"], told["exchange"])
                 self.picture.told[key], self.picture.places[key] = told, task.iteration
 
     def _why(self) -> str:
@@ -229,7 +229,7 @@ def _cells(told: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     late = told["evaluated_round"] is not None and told["evaluated_round"] != told["round"]
     accuracy = percent(told["accuracy"]) + (f" (round {told['evaluated_round']:g})" if late and told["accuracy"] is not None else "")
     seconds = f"{told['seconds']:.1f} s" if told["seconds"] is not None else "-"
-    exchange = f"{told['run']} {told['exchange']}".strip()
+    exchange = f"{told['exchange']} ({told['series']})" if told["series"] > 1 else told["exchange"]
     return number, exchange, accuracy, percent(told["validation"]), seconds
 
 

@@ -209,6 +209,13 @@ def test_other_lines_are_passed_over(text: str) -> None:
     assert list(rounds_in(text)) == []
 
 
+def test_a_benchmark_plays_one_federation_after_another() -> None:
+    log = "".join(line(*step) for step in [(1, "a"), (1, "b"), (2, "a"), (1, "a"), (1, "b"), (1, "a")])
+    assert [(told["series"], told["round"], told["exchange"]) for told in rounds_in(log)] == [
+        (1, 1, "a"), (1, 1, "b"), (1, 2, "a"), (2, 1, "a"), (2, 1, "b"), (3, 1, "a"),
+    ]  # fmt: skip
+
+
 def test_a_line_cannot_steer_the_terminal() -> None:
     [told] = rounds_in(line(1, exchange="\x1b[2Jtrain", accuracy="\x1b[31m", seconds=None))
     assert told["exchange"] == "[2Jtrain"
