@@ -80,6 +80,7 @@ class Release:
     space: str
     values: dict[str, Any] = field(default_factory=dict)
     name: str = "siloflow"
+    chart: Path = CHART
 
     def everything(self) -> str:
         images = {"image": {"name": IMAGE}, "embeddedStore": {"image": _reference(MINIO_IMAGE), "storage": {"size": "1Gi"}}}
@@ -88,7 +89,7 @@ class Release:
     def helm(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         verb, *rest = words
         given = ("-f", "-") if verb in ("install", "upgrade") else ()
-        chart = (str(CHART),) if given else ()
+        chart = (self.chart,) if given else ()
         return call("helm", verb, self.name, *chart, "-n", self.space, *given, *rest, text=self.everything() if given else None, code=code)
 
     def install(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -98,7 +99,7 @@ class Release:
         return self.helm("upgrade", "--wait", "--timeout", "5m", *words, code=code)
 
     def test(self, code: int = 0) -> str:
-        answer = self.helm("test", "--logs", "--timeout", "5m", code=code)
+        answer = self.helm("test", "--timeout", "5m", code=code)
         return answer.stdout + answer.stderr
 
     def get(self, kind: str, *words: str) -> list[dict[str, Any]]:

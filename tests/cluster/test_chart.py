@@ -6,6 +6,7 @@ The tests build on each other, in this order: an install is worth its minutes on
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import yaml
 from minio.error import S3Error
 
 from tests.cluster.release import Release, call, kubectl, namespace, pod, require_cluster, until
-from tests.helm.chart import FEATURES, objects, rendered
+from tests.helm.chart import CHART, FEATURES, objects, rendered
 
 pytestmark = pytest.mark.cluster
 READY_SECONDS = 120  # from `helm install` to all ready
@@ -226,7 +227,8 @@ def _everybody_in(space: str) -> dict[str, Any]:
     return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}}}
 
 
-def test_uninstall_leaves_the_volume_and_an_install_finds_it(release: Release) -> None:
+def test_uninstall_leaves_the_volume_and_an_install_finds_it(release: Release, tmp_path: Path) -> None:
+    """The new install is of an older version, so that the upgrade from there is seen too."""
     with release.store() as endpoint:
         release.client(endpoint).fput_object("fed-global", "kept", __file__)
     since = _everything(release)
@@ -235,11 +237,23 @@ def test_uninstall_leaves_the_volume_and_an_install_finds_it(release: Release) -
     left = _everything(release)
     assert left <= since
     assert {name for name in left if name[1] not in ("default", "kube-root-ca.crt")} == {("PersistentVolumeClaim", "data-siloflow-store-0")}
+    release.chart = _older(tmp_path)
     release.install()
+    keys = {secret: release.keys(secret) for secret in release.names("secret") if secret.startswith("siloflow-")}
+    release.chart = CHART
+    release.upgrade()
+    assert {secret: release.keys(secret) for secret in keys} == keys
     with release.store() as endpoint:
         assert release.client(endpoint).stat_object("fed-global", "kept").size == Path(__file__).stat().st_size
         release.client(endpoint).remove_object("fed-global", "kept")
     assert "tries ended as they must" in release.test()
+
+
+def _older(folder: Path) -> Path:
+    copy = shutil.copytree(CHART, folder / "siloflow")
+    chart = yaml.safe_load((copy / "Chart.yaml").read_text())
+    (copy / "Chart.yaml").write_text(yaml.safe_dump({**chart, "version": "0.0.1", "appVersion": "0.0.1"}))
+    return copy
 
 
 def _everything(release: Release) -> set[tuple[str, str]]:
