@@ -33,14 +33,15 @@ def pod_log(core: Any, namespace: str, pod: str) -> str | None:
 
 
 def forwarded(namespace: str, service: str, port: int) -> urllib3.HTTPConnectionPool:
-    """A pool whose connections end at a pod of the service."""
+    """A pool whose connections end at a pod of the service; each at one that runs, for pods are replaced while a run is watched."""
     core = cluster()
-    pod, target = _behind(core, namespace, service, port)
+    _behind(core, namespace, service, port)
 
     class Forwarded(HTTPConnection):
         def _new_conn(self) -> Any:
             from kubernetes.stream import portforward
 
+            pod, target = _behind(core, namespace, service, port)
             try:
                 return portforward(core.connect_get_namespaced_pod_portforward, pod, namespace, ports=str(target)).socket(target)
             except Exception as error:

@@ -9,6 +9,7 @@ import base64
 import gzip
 import json
 import re
+import ssl
 import threading
 import uuid
 from collections.abc import Iterator
@@ -204,7 +205,7 @@ class KfpServer:
 
 
 @contextmanager
-def running_kfp() -> Iterator[KfpServer]:
+def running_kfp(tls: ssl.SSLContext | None = None) -> Iterator[KfpServer]:
     kfp = KfpServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -234,9 +235,11 @@ def running_kfp() -> Iterator[KfpServer]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
-    kfp.url = f"http://127.0.0.1:{server.server_port}"
+    kfp.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
     try:
         yield kfp
     finally:
