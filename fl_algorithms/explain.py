@@ -74,15 +74,18 @@ def confusion(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.nda
 def embed(features: np.ndarray, seed: int) -> np.ndarray | None:
     """t-SNE of the rows, scaled into the unit square; None where there are too few rows to arrange."""
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     finite = np.nan_to_num(features.astype(np.float32), posinf=0.0, neginf=0.0)
     if len(finite) < 5 or float(np.ptp(finite)) == 0.0:
         return None
     scale = float(finite.std(0).max())
-    drawn = TSNE(
+    arranger = TSNE(
         2, perplexity=min(PERPLEXITY, (len(finite) - 1) / 3), init="pca" if finite.shape[1] > 1 else "random", learning_rate="auto",
         max_iter=STEPS, random_state=stream_seed(seed, "report", "t-sne") % 2**32,
-    ).fit_transform(finite / scale)  # fmt: skip
+    )  # fmt: skip
+    with threadpool_limits(1):  # so few points are slower on several cores, and ten times so on busy ones
+        drawn = arranger.fit_transform(finite / scale)
     low, high = drawn.min(0), drawn.max(0)
     side = float((high - low).max()) or 1.0
     place: np.ndarray = (drawn - (low + high) / 2) / side + 0.5

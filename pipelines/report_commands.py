@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from components.errors import InputError, SiloflowError
-from pipelines.workers import Job, Workers, cores
+from pipelines.workers import Job, Workers
 
 REPORTER = "reporter"
 PAGE, COMPARISON = "report.html", "comparison.html"
@@ -42,7 +42,7 @@ def write_page(runs: Sequence[Path], out: Path) -> list[str]:
         workers = Workers(Path(logs))
         arguments = {"folders": [str(folder.absolute()) for folder in runs], "out": str(out.absolute())}
         try:
-            workers.give(Job(REPORTER, "report", arguments), None, cores())
+            workers.give(Job(REPORTER, "report", arguments), None, threads=1)
             return _outcome(workers)
         finally:
             workers.stop()

@@ -58,10 +58,12 @@ def _sentence(records: Sequence[Record], names: Sequence[str]) -> str:
         where = f"{len(targets)} unseen domains" if len(targets) > 1 else f"<em>{escape(targets.pop())}</em>"
         return f"<b>{len(records)} runs</b> on {where}, side by side."
     (best, first), (worst, last) = max(scores), min(scores)
+    rounds = sorted({record.wanted_rounds for record in records})
+    budget = f" Their budgets differ: {rounds[0]} to {rounds[-1]} rounds." if len(rounds) > 1 else ""
     where = f"<em>{escape(targets.pop())}</em>"
     return (
         f"<b>{escape(first)}</b> gets the most right on {where}: <strong>{percent(best)}</strong>, "
-        f'<span class="up">{100 * (best - worst):.1f} points</span> more than {escape(last)}.'
+        f'<span class="up">{100 * (best - worst):.1f} points</span> more than {escape(last)}.{budget}'
     )
 
 
@@ -87,7 +89,7 @@ def _runs(records: Sequence[Record], names: Sequence[str]) -> str:
             amount(sent, byte_count(sent or 0)), amount(len(record.rejected), str(len(record.rejected))),
             words(record.spec.get("seed", "–"), "n"), Cell(code(record.result.digest[:12]) if record.result else "–"),
         ])  # fmt: skip
-    heads = ["run", "target", *(label for label, _ in RULES.values()), "rounds", "sent", "rejected", "seed", "model"]
+    heads = ["run", "target", "best validation", "last round", "oracle", "rounds", "sent", "rejected", "seed", "model"]
     return table("runs", heads, rows, "", range(2, 9)) + _grid_of_targets(records)
 
 

@@ -165,7 +165,7 @@ def _broadcasts(record: Record, federation: Federation, number: int) -> Iterator
         try:
             found = read_broadcast(federation, number, name)
         except StoreError as error:
-            record.note(f"round {number} {name}: {error}")
+            record.note(str(error))
             continue
         if found is not None:
             yield found

@@ -83,7 +83,7 @@ def layers(record: Record) -> str | None:
         x = left + column * (panel + gap)
         drawing.text(x, 18, silo[:14], "head", "start")
         _shares(drawing, known, names, rounds, silo, (len(silos), strongest), x, (cell, high))
-        for number in thin(rounds, 4) if len(rounds) > 4 else rounds:
+        for number in thin(rounds, 4) if cell < 20 else rounds:
             drawing.text(x + (rounds.index(number) + 0.5) * cell, 30 + len(names) * high + 14, str(number), "tick")
     words = (
         f"Share of each silo by layer (down) and round (across). Blue: less than an even {100 / len(silos):.1f} %, orange: more; "

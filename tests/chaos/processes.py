@@ -62,7 +62,7 @@ class Run:
         words = ["resume", self.folder] if (self.folder / "spec.yaml").exists() else ["run", self._spec, "--out", self.folder]
         hook = {"PYTHONPATH": str(HOOK), "SILOFLOW_CHAOS": chaos, "SILOFLOW_CHAOS_SIGN": str(sign)} if chaos else {}
         self._began = time.monotonic()
-        self.process = command(*words, "--json", env={**self._bed.environment, **self._environment, **hook, **environment})
+        self.process = command(*words, "--json", "--no-report", env={**self._bed.environment, **self._environment, **hook, **environment})
 
     def at_place(self, sign: Path, action: Callable[[], None] | None = None) -> None:
         """Waits until the hook gives the sign, or the command ends. The process that gave it goes on after the action."""

@@ -18,7 +18,7 @@ from tests.pipelines.commands import command, finish, invoke
 
 # 15 rounds of two steps: long enough to be interrupted half-way, short enough for a test
 TINY = ["rounds=15", "algorithm=fedavg", "hyper.epochs=1", "hyper.steps_per_epoch=2", "threads=1"]
-SETTINGS = [word for setting in TINY for word in ("--set", setting)]
+SETTINGS = [*(word for setting in TINY for word in ("--set", setting)), "--no-report"]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_json_is_the_result_file(undisturbed: tuple[Path, dict[str, Any], str]) 
 
 def test_resume_of_a_finished_run_prints_it_again(undisturbed: tuple[Path, dict[str, Any], str]) -> None:
     folder, result, _ = undisturbed
-    ended = invoke("resume", folder, "--json")
+    ended = invoke("resume", folder, "--json", "--no-report")
     again = json.loads(ended.stdout)
     assert ended.exit_code == 0
     assert (again["digest"], again["accuracy"], again["baseline"]) == (result["digest"], result["accuracy"], result["baseline"])
@@ -97,7 +97,7 @@ def test_interrupted_and_resumed_ends_as_if_undisturbed(
     assert (code, time.monotonic() - began < 5) == (130, True)
     assert err.splitlines()[-1] == f"error: interrupted; continue with: siloflow resume {out}"
     assert_nothing_is_left(process)
-    ended = invoke("resume", out, "--json")
+    ended = invoke("resume", out, "--json", "--no-report")
     assert ended.exit_code == 0 and json.loads(ended.stdout)["digest"] == undisturbed[1]["digest"]
 
 
