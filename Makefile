@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-cluster lint types pytest minio helm prometheus chaos bench-exchange bench-scrape clean
+.PHONY: run test test-cluster lint types pytest minio helm prometheus chromium chaos bench-exchange bench-algorithms bench-scrape clean
 
 run: .venv/.run
 	@$(BIN)/siloflow run $(ARGS)
 
-test: .venv/.test lint types minio helm prometheus pytest
+test: .venv/.test lint types minio helm prometheus chromium pytest
 
 lint: .venv/.test
 	@$(BIN)/ruff check .
@@ -33,6 +33,10 @@ helm:
 prometheus:
 	@tests/get-prometheus > /dev/null || [ $$? -eq 3 ]
 
+# The report is opened in Debian's chromium, installed if we may. Without it those tests are skipped, loudly.
+chromium:
+	@tests/get-chromium > /dev/null || [ $$? -eq 3 ]
+
 # What needs a cluster: images built for real, runs on a real Kubeflow Pipelines. CONTRIBUTING.md says how to get one.
 test-cluster: .venv/.test
 	@[ -n "$$KUBECONFIG" ] && [ -n "$$KFP_HOST" ] || { echo "error: KUBECONFIG and KFP_HOST: expected a cluster to test on, found neither or only one; set both (CONTRIBUTING.md)" >&2; exit 2; }
@@ -48,6 +52,10 @@ bench-exchange: .venv/.test minio .peer/.installed
 # What being scraped every second costs a process that trains.
 bench-scrape: .venv/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scrape
+
+# What a step of each algorithm costs beside a plain loop, JSON on stdout. ARGS=--write puts the table into docs, ARGS='--only csac' runs a part.
+bench-algorithms: .venv/.test
+	@$(BIN)/python -m bench.algorithms $(ARGS)
 
 # ---- set-up
 
