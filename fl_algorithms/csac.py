@@ -20,6 +20,7 @@ from fl_algorithms.aggregation import weighted_sum
 from fl_algorithms.contract import Broadcast, Exchange, Server, Silo, Task, Update, Updates
 from fl_algorithms.errors import Unusable
 from fl_algorithms.fedavg import MODEL, FedAvg, FedAvgHyper
+from fl_algorithms.folding import folded
 from fl_algorithms.losses import cross_entropy, layer_attention, multi_kernel_mmd
 from fl_algorithms.models import Network
 from fl_algorithms.randomness import stream_seed
@@ -109,6 +110,7 @@ class CSAC(FedAvg[CSACHyper]):
         )  # fmt: skip
         state = model.state_dict()
         silo.private.update({FROZEN + name: tensor.clone() for name, tensor in state.items()})
+        self._frozen = None
         return Update(dict(state), {"loss": loss})
 
     # ---- later rounds: calibration
@@ -119,8 +121,11 @@ class CSAC(FedAvg[CSACHyper]):
         if not frozen:
             raise Unusable(f"silo {silo.name}: its frozen model of round 1 is not on its volume; restore the volume or start a new run")
         if self._frozen is None:
-            self._frozen = self.blank().to(silo.device).eval().requires_grad_(False)
-        self._frozen.load_state_dict(frozen)
+            network = self.blank()
+            network.load_state_dict(frozen)
+            thawed = folded(network.to(silo.device)).to(memory_format=torch.channels_last).requires_grad_(False)
+            assert isinstance(thawed, Network)
+            self._frozen = thawed  # for good: it never changes again
         return self._frozen
 
     def begin(self, model: Network, silo: Silo) -> None:

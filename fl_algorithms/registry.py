@@ -53,7 +53,7 @@ def _combined_hyper(name: str, bases: tuple[type, ...]) -> type:
 
 _FEDIIR_PHOTOGRAPHS: dict[str, Any] = {
     "optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "epochs": 1, "bn_buffers": "frozen", "classifier": "mlp",
-    "participants": 3,
+    "participants": 3, "augment": "domainbed",
 }  # fmt: skip
 
 ALGORITHMS: dict[str, Entry] = {
@@ -89,7 +89,8 @@ ALGORITHMS: dict[str, Entry] = {
     # presets: the released code where it differs from the paper (specs say how)
     "csac-official": Entry(
         "csac:CSAC", "CSAC as released: alignment of logits only, epochs of 60/20 steps, no smoothing", {
-            "align": "logits", "acquisition_steps": 60, "steps_per_epoch": 20, "acquisition_smoothing": 0.0, "proj_persist": False},
+            "align": "logits", "acquisition_steps": 60, "steps_per_epoch": 20, "acquisition_smoothing": 0.0, "proj_persist": False,
+            "augment": "csac"},
     ),
     "fedccrl-official": Entry(
         "fedccrl:FedCCRL", "FedCCRL as released: summed cross-entropy, wrapping pixels, shared AugMix operations", {
@@ -131,7 +132,7 @@ ALGORITHMS: dict[str, Entry] = {
     "ga-official": Entry(
         "ga:GA", "GA as released for PACS: accuracy gaps that are not centred", {
             "optimizer": "sgd", "lr": 1e-3, "schedule": "step", "milestones": (33,), "weight_decay": 5e-4, "batch_size": 16, "epochs": 5,
-            "persist_optimizer": True, "gap_form": "official", "gap_metric": "accuracy"},
+            "persist_optimizer": True, "gap_form": "official", "gap_metric": "accuracy", "augment": "ga"},
     ),
     "ga-in-fedccrl": Entry(
         "ga:GA", "GA as the FedCCRL paper's baseline: gaps of the training loss, a step so small that little moves", {
@@ -141,17 +142,18 @@ ALGORITHMS: dict[str, Entry] = {
     "deepall-balanced": Entry("deepall:DeepAll", "DeepAll with as many images of each domain in every batch", {"sampling": "balanced"}),
     "deepall-in-ccst": Entry(
         "deepall:DeepAll", "DeepAll as in the CCST code: plain SGD .001, batches of 64; 500 epochs (rounds=500)", {
-            "optimizer": "sgd", "lr": 1e-3, "schedule": "constant", "momentum": 0.0, "weight_decay": 0.0, "batch_size": 64, "epochs": 1},
+            "optimizer": "sgd", "lr": 1e-3, "schedule": "constant", "momentum": 0.0, "weight_decay": 0.0, "batch_size": 64, "epochs": 1,
+            "augment": "ccst"},
     ),
     "deepall-in-csac": Entry(
         "deepall:DeepAll", "DeepAll with the CSAC paper's optimiser in epochs of 20 steps; CSAC's budget is rounds=43", {
             "optimizer": "sgd", "lr": 0.01, "schedule": "constant", "momentum": 0.5, "weight_decay": 0.0, "batch_size": 64,
-            "epochs": 10, "steps_per_epoch": 20},
+            "epochs": 10, "steps_per_epoch": 20, "augment": "csac"},
     ),
     "deepall-in-domainbed": Entry(
         "deepall:DeepAll", "DeepAll as DomainBed's ERM: 32 images of each of 3 domains, fixed statistics; 5000 steps (rounds=50)", {
             "lr": 5e-5, "schedule": "constant", "weight_decay": 0.0, "batch_size": 96, "epochs": 1, "steps_per_epoch": 100,
-            "sampling": "balanced", "bn_buffers": "frozen"},
+            "sampling": "balanced", "bn_buffers": "frozen", "augment": "domainbed"},
     ),
     "deepall-in-feddann": Entry(
         "deepall:DeepAll", "DeepAll as the FedDANN paper's centralised EMNIST run: SGD .01, weight decay 1e-5, batches of 64", {
@@ -162,7 +164,7 @@ ALGORITHMS: dict[str, Entry] = {
     "fedl2r": Entry("fedsr:FedSR", "FedSR's norm penalty alone, without noise", {"alpha_cmi": 0.0, "probabilistic": False}),
     "fedsr-official": Entry(
         "fedsr:FedSR", "FedSR as released: each silo keeps a reference and an optimiser of its own", {
-            "share_reference": False, "persist_optimizer": True},
+            "share_reference": False, "persist_optimizer": True, "augment": "domainbed"},
     ),
     "fedsr-in-benchmark": Entry(
         "fedsr:FedSR", "FedSR as in FedDG_Benchmark: Adam 3e-5, one epoch a round, squared norm", {
@@ -206,12 +208,12 @@ ALGORITHMS: dict[str, Entry] = {
     ),
     "fedadg-official": Entry(
         "fedadg:FedADG", "FedADG as released for PACS, at the largest learning rate that its warm-up reaches", {
-            "lr": 9e-4, "lr_generator": 6.3e-4, "lr_discriminator": 6.3e-4, "batch_size": 10, "one_hot": 0.7},
+            "lr": 9e-4, "lr_generator": 6.3e-4, "lr_discriminator": 6.3e-4, "batch_size": 10, "one_hot": 0.7, "augment": "fedadg"},
     ),
     "fedadg-official-vlcs": Entry(
         "fedadg:FedADG", "FedADG as released for VLCS: a generator that never trains, learning rates that warm-up keeps below 3e-5", {
             "lr": 2.8e-5, "lr_generator": 1.96e-5, "lr_discriminator": 1.96e-5, "classification_epochs": 5, "epochs": 10,
-            "label_smoothing": 0.2, "one_hot": 0.6, "d_mode": "eq2", "reference": "frozen"},
+            "label_smoothing": 0.2, "one_hot": 0.6, "d_mode": "eq2", "reference": "frozen", "augment": "fedadg"},
     ),
     # presets of FedDANN: lambda and its place; the paper's federation; other participants and server momentum
     "feddann-lambda0": Entry("feddann:FedDANN", "FedDANN, lambda 0: FedAvg beside an idle domain classifier", {"lambda_domain": 0.0}),

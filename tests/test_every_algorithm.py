@@ -20,7 +20,7 @@ BASE = sorted(name for name, entry in ALGORITHMS.items() if not entry.defaults a
 SHORT: dict[str, Any] = {
     "optimizer": "adam", "lr": 2e-3, "schedule": "constant", "batch_size": 32, "epochs": 1, "steps_per_epoch": 16, "participants": None,
     "acquisition_epochs": 1, "acquisition_steps": 16, "classification_epochs": 1, "candidates": None, "label_smoothing": 0.0,
-    "bn_buffers": "average",
+    "bn_buffers": "average", "augment": "none",
 }  # fmt: skip
 SILOS_PER_DOMAIN = {"krum": 2, "multi-krum": 2}  # with one malicious silo they need five
 

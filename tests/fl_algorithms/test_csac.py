@@ -156,8 +156,12 @@ def test_the_frozen_model_is_the_acquired_one_and_stays_as_it_is() -> None:
     assert calibrated.keys() == update.keys()
     assert not torch.equal(calibrated["head.weight"], start["head.weight"])
     assert one._frozen is not None
-    assert all(torch.equal(tensor, update[name]) for name, tensor in one._frozen.state_dict().items())
-    assert not one._frozen.training
+    assert not one._frozen.training and not any(parameter.requires_grad for parameter in one._frozen.parameters())
+    plain, images = one.blank().eval(), client.train.images(torch.arange(4))
+    plain.load_state_dict(update)
+    with torch.no_grad():
+        found, expected = one._frozen.forward_stages(images), plain.forward_stages(images)
+    torch.testing.assert_close([*found[0], found[1]], [*expected[0], expected[1]], rtol=1e-4, atol=1e-5)
 
 
 def test_projections_are_kept_only_where_asked() -> None:

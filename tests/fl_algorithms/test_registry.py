@@ -83,3 +83,20 @@ def test_three_at_once() -> None:
     cls = Entry("ga:GA+power_of_choice:PowerOfChoice+fedavgm:FedAvgM", "").load()
     assert cls.__mro__[1:4] == (GA, PowerOfChoice, FedAvgM)
     assert {"gap_step", "selector", "server_momentum"} <= {field.name for field in dataclasses.fields(cls.Hyper)}
+
+
+AUGMENTED = {  # specs/PROTOCOLS.md, section 6: the released code of these settings
+    "csac": ["csac-official", "deepall-in-csac", "feddg-in-csac"],
+    "fedadg": ["fedadg-official", "fedadg-official-vlcs"],
+    "domainbed": ["deepall-in-domainbed", "fediir-officehome", "fediir-official", "fediir-pacs", "fediir-vlcs", "fedsr-official"],
+    "ga": ["ga-official"],
+    "ccst": ["ccst-officehome", "ccst-official", "deepall-in-ccst"],
+}
+
+
+def test_settings_of_released_code_augment_as_it_does_and_nothing_else_augments() -> None:
+    found: dict[str, list[str]] = {}
+    for name in sorted(ALGORITHMS):
+        found.setdefault(resolve_hyper(name, {})["augment"], []).append(name)
+    assert {recipe: names for recipe, names in found.items() if recipe != "none"} == AUGMENTED
+    assert {"csac", "fedadg", "fedavg", "fedccrl", "fedccrl-official", "fediir-rotated-mnist", "fedsr", "ga"} <= set(found["none"])
