@@ -1,0 +1,1 @@
+"""How long a step takes, beside a straightforward reference loop in the same run."""

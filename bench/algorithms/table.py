@@ -1,0 +1,46 @@
+"""The page in docs, from what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEAD = """# Cost of a step
+
+Made by `make bench-algorithms ARGS=--write`, which also writes the JSON beside it. One thread, process CPU time, ms per image;
+product and reference take turns in one run, the best of {repeats} counts. Pictures: {pictures}. {machine}.
+The references (`bench/reference`) are straightforward loops in the manner of the papers' code.
+
+| step | reference | siloflow | ratio | reach |
+|---|---|---|---|---|
+"""
+
+STACKED = """
+FEMNIST clients trained at once with `torch.func.vmap` take {stacked_with_vmap_ms} ms an image on this CPU, one after another in one
+process {product_ms}: a batch of 64 fills a core already, and ten models do not fit its cache. So a process plays its clients in turn.
+"""
+
+FEDSR = """
+FedSR's step is mostly convolutions, which no loader can save; what its released code wastes is in getting the batch.
+"""
+
+SILOS = """
+Two silos at once on {cores} cores: {two_silos_seconds} s, one alone {one_silo_seconds} s: {ratio}x (reach: {reach}x).
+"""
+
+FIRST = """First batch from a warm, verified cache: {seconds} s (reach: {reach:g} s).
+"""
+
+
+def table(found: dict[str, Any]) -> str:
+    text = HEAD.format(**found)
+    for row in found["rows"]:
+        mark = "" if row["reached"] else ", not reached"
+        text += f"| {row['step']} | {row['reference_ms']} | {row['product_ms']} | {row['ratio']} | {row['reach']}{mark} |\n"
+    for row in found["rows"]:
+        if row["row"] == "fedsr-batch":
+            text += FEDSR
+        if "stacked_with_vmap_ms" in row:
+            text += STACKED.format(**row)
+    if "together" in found:
+        text += SILOS.format(**found["together"]) + FIRST.format(**found["first_batch"])
+    return text

@@ -1,0 +1,59 @@
+"""CSAC's calibration step: two networks under autograd, attention maps formed in full, one pair of layers after another."""
+
+from __future__ import annotations
+
+import copy
+from itertools import cycle
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bench.reference.loaders import Files, augmented, loader
+from bench.reference.networks import Split
+from bench.reference.training import Run, descend
+
+CHANNELS = 32
+
+
+def csac(pictures: Path) -> Run:
+    model = Split(512, 7).train()
+    frozen = copy.deepcopy(model).eval()  # nobody turned its gradients off
+    sides = [nn.ModuleList([nn.Conv2d(128, CHANNELS, 22), nn.Conv2d(256, CHANNELS, 2, 2), nn.Conv2d(512, CHANNELS, 1)]) for _ in range(2)]
+    projections = nn.ModuleList(sides)
+    optimizer = torch.optim.SGD([*model.parameters(), *projections.parameters()], lr=0.01, momentum=0.5)
+    batches = cycle(loader(Files(pictures / "photo", augmented(224, 0.8, 0.4)), 32))
+
+    def step() -> int:
+        images, labels = next(batches)
+        maps, old = model.maps(images), frozen.maps(images)
+        logits = model.classifier(maps[-1].mean((2, 3)))
+        a, b = ([project(x) for project, x in zip(side, found, strict=True)] for side, found in zip(sides, (maps, old), strict=True))
+        weights = attention(a, b)
+        loss = F.cross_entropy(logits, labels)
+        for i, x in enumerate(a):
+            for j, y in enumerate(b):
+                loss = loss + 0.6 * weights[i][j] * mmd(x.flatten(1), y.flatten(1))
+        descend(optimizer, loss)
+        return len(labels)
+
+    return step
+
+
+def attention(a: list[torch.Tensor], b: list[torch.Tensor]) -> list[list[float]]:
+    """From the d x d and c x c maps."""
+    position = torch.stack([torch.stack([(x.flatten(2).transpose(1, 2) @ y.flatten(2)).mean() for y in b]) for x in a])
+    channel = torch.stack([torch.stack([(x.flatten(2) @ y.flatten(2).transpose(1, 2)).mean() for y in b]) for x in a])
+    both = 0.5 * (position.softmax(1) + channel.softmax(1))
+    return [[value.item() for value in row] for row in both]
+
+
+def mmd(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Distances from all differences, which are formed."""
+    n, total = len(x), torch.cat([x, y])
+    distance = (total[None] - total[:, None]).square().sum(2)
+    bandwidth = distance.detach().mean()
+    kernel = torch.stack([torch.exp(-distance / (2 * bandwidth * 3.0**k)) for k in range(-3, 2)]).sum(0)
+    inside = (kernel[:n, :n].sum() + kernel[n:, n:].sum() - 2 * 5 * n) / (n * (n - 1))
+    return inside - 2 * kernel[:n, n:].mean()
