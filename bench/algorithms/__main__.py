@@ -49,7 +49,7 @@ class Side:
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"{self.process.args}: ended"
+        assert line, f"{self.process.args!r}: ended"
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -61,8 +61,8 @@ def fedccrl(pictures: Path) -> Run:
             with torch.no_grad():
                 views = [images, view(images), view(images)]
             pooled = [torch.flatten(model.avgpool(model.features(x)), 1) for x in views]  # type: ignore[operator]
-            features = [model.classifier[:-1](x) for x in pooled]  # type: ignore[index]
-            logits = [model.classifier[-1](z) for z in features]  # type: ignore[index]
+            features = [model.classifier[:-1](x) for x in pooled]  # type: ignore[index, operator]
+            logits = [model.classifier[-1](z) for z in features]  # type: ignore[index, operator]
             loss = torch.stack([F.cross_entropy(y, labels) for y in logits]).sum()
             loss = loss + 0.1 * 0.5 * (contrast(features[1], features[0], labels) + contrast(features[2], features[0], labels))
             mixed = torch.stack([y.softmax(1) for y in logits]).mean(0).log()
