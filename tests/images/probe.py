@@ -21,10 +21,11 @@ TOOLS = ("gcc", "cc", "g++", "make", "pip", "pip3", "git", "curl", "wget")
 
 def walk() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"secrets": [], "caches": [], "tests": [], "without_bytecode": []}
-    for folder, folders, files in os.walk("/"):
-        folders[:] = [name for name in folders if os.path.join(folder, name) not in SKIP]
-        found["caches"] += [os.path.join(folder, name) for name in folders if name in CACHE]
-        found["secrets"] += [os.path.join(folder, name) for name in files if SECRET.fullmatch(name)]
+    for name, folders, files in os.walk("/"):
+        folder = Path(name)
+        folders[:] = [name for name in folders if str(folder / name) not in SKIP]
+        found["caches"] += [str(folder / name) for name in folders if name in CACHE]
+        found["secrets"] += [str(folder / name) for name in files if SECRET.fullmatch(name)]
     site = Path(next(path for path in sys.path if path.endswith("site-packages")))
     found["tests"] += [str(path) for name in ("tests", "bench", "docs") for path in [site / name] if path.exists()]
     for package in (*PRODUCT, "torch/nn", "kfp/dsl"):
@@ -56,8 +57,8 @@ def main() -> None:
         "siloflow": shutil.which("siloflow"),
         "shell": shutil.which("sh"),
         "tools": [name for name in TOOLS if shutil.which(name)],
-        "writable": {name: writable(name) for name in ("/", "/tmp", "/opt/siloflow", os.environ["HOME"], os.getcwd())},
-        "folders": [name for name in ("/state", "/data", "/credentials") if os.path.isdir(name)],
+        "writable": {name: writable(name) for name in ("/", "/tmp", "/opt/siloflow", os.environ["HOME"], str(Path.cwd()))},
+        "folders": [name for name in ("/state", "/data", "/credentials") if Path(name).is_dir()],
         "installed": {item.name: item.version for item in distributions()},
         "seconds": {name: seconds_to_import(name) for name in ("torch", "kfp", "components.worker")},
         **walk(),
