@@ -61,11 +61,9 @@ def stacked(_: Path) -> Run:
     """The same clients trained at once with torch.func and vmap, as a measure of whether that pays. It is no part of the product."""
     from torch.func import functional_call, grad, vmap
 
-    network = (
-        ALGORITHMS["fedavgm-femnist"]
-        .load()(ALGORITHMS["fedavgm-femnist"].load().Hyper(), Task("femnist-cnn", 62, 1, 28, MEAN, STD))
-        .build()
-    )
+    from bench.reference.others import femnist_cnn
+
+    network = femnist_cnn()
     images = torch.rand(WRITERS, PICTURES - PICTURES % 64, 1, 28, 28)
     labels = torch.randint(62, images.shape[:2])
 

@@ -55,13 +55,17 @@ class Writer(Dataset[tuple[torch.Tensor, int]]):
         return self.transform(Image.fromarray(np.uint8(np.array(picture).reshape(28, 28) * 255))), label
 
 
-def femnist(writers: dict[str, tuple[list[list[float]], list[int]]]) -> Run:
-    """One client after another on a deep copy of the model."""
-    model = nn.Sequential(
+def femnist_cnn() -> nn.Module:
+    return nn.Sequential(
         *(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
         *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
         *(nn.Flatten(), nn.Linear(1024, 2048), nn.ReLU(), nn.Dropout(0.25), nn.Linear(2048, 62)),
     )
+
+
+def femnist(writers: dict[str, tuple[list[list[float]], list[int]]]) -> Run:
+    """One client after another on a deep copy of the model."""
+    model = femnist_cnn()
     clients = [Writer(*writer) for writer in writers.values()]
 
     def round() -> int:

@@ -1,0 +1,47 @@
+"""The benchmark of the algorithms' steps: both sides still run, on pictures that are made up, and do the same work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.algorithms import femnist, pictures, product
+from bench.algorithms.__main__ import ROWS
+from bench.algorithms.table import table
+from bench.reference import calibration, others, training
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SILOFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SILOFLOW_PACS", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(pictures, "DOMAINS", {"photo": 5, "cartoon": 1})
+    assert pictures.lay_out(tmp_path / "pictures") == "generated"
+    return tmp_path / "pictures"
+
+
+def test_every_row_has_two_sides() -> None:
+    for row in set(ROWS) - {"femnist"}:
+        name = row.replace("-", "_")
+        assert callable(getattr(product, name))
+        assert any(hasattr(module, name) for module in (calibration, others, training))
+
+
+def test_both_sides_of_a_row_take_the_same_images(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert product.feddg(made_up)() == others.feddg(made_up)() == 32
+    monkeypatch.setattr(femnist, "WRITERS", 2)
+    monkeypatch.setattr(femnist, "PICTURES", 70)
+    total = sum(len(labels) for _, labels in femnist.drawn().values())
+    assert femnist.product(made_up)() == femnist.reference(made_up)() == total
+    assert femnist.stacked(made_up)() == 2 * 64
+    with torch.random.fork_rng():
+        assert training.fedsr_batch(made_up)() == product.fedsr_batch(made_up)() == 32
+
+
+def test_the_page_names_what_was_not_reached() -> None:
+    row = {"row": "fedavg", "step": "an epoch", "reference_ms": 2.0, "product_ms": 1.5, "ratio": 0.75, "reach": 0.7, "reached": False}
+    page = table({"repeats": 3, "pictures": "PACS", "machine": "a machine", "rows": [row, {**row, "reached": True}]})
+    assert "| an epoch | 2.0 | 1.5 | 0.75 | 0.7, not reached |" in page
+    assert "| an epoch | 2.0 | 1.5 | 0.75 | 0.7 |" in page
