@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from components import layout
-from components.errors import DeadlineError, ExpiredError, InputError, SiloflowError
+from components.errors import DeadlineError, ExpiredError, InputError, SiloflowError, StoreError
 from components.federation import Federation
 from components.guards import MANIFEST_LIMIT
-from components.manifest import BroadcastManifest, Manifest, UpdateManifest
+from components.manifest import BroadcastManifest, UpdateManifest
 from components.membership import join
 from components.plan import finish
 from components.received import read_broadcast
@@ -25,13 +25,8 @@ from components.silo import Role, evaluate_step, silo_step, validate_step
 
 T = TypeVar("T")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks into the store
-Told = Callable[[UpdateManifest], None]
 
 log = logging.getLogger(__name__)
-
-
-def silent(_: Manifest) -> None:
-    """Nobody listens."""
 
 
 def wait_for(look: Callable[[], T | None], seconds: float) -> T | None:
@@ -44,16 +39,28 @@ def wait_for(look: Callable[[], T | None], seconds: float) -> T | None:
 
 
 def wait_to_join(store_url: str, run: str, name: str, seconds: float) -> Role:
-    role = wait_for(lambda: join(store_url, run, name), seconds)
+    """Also while the store is not there yet: who is started first must not fail."""
+    refused: list[StoreError] = []
+
+    def look() -> Role | None:
+        try:
+            return join(store_url, run, name)
+        except StoreError as error:
+            refused[:] = [error]
+            return None
+
+    role = wait_for(look, seconds)
+    if role is None and refused:
+        raise refused[0]
     if role is None:
         raise DeadlineError(f"run '{run}': found no plan of it in {store_url} within {seconds:g} s; start the server, or check the name")
     return role
 
 
-# ---- the loops
+# ---- the loops: each yields what the role published, step by step
 
 
-def silo_loop(role: Role, done: Told = silent) -> None:
+def silo_loop(role: Role) -> Iterator[UpdateManifest]:
     """Every step of a silo, each as soon as the broadcast before it is there."""
     federation = role.federation
     federation.store.delete(layout.author_bucket(role.name), layout.failure_key(federation.run))
@@ -62,63 +69,64 @@ def silo_loop(role: Role, done: Told = silent) -> None:
             before = federation.step_before(round, exchange)
             participants = federation.silos if before is None else _broadcast(role, *before).participants
             if before is not None and before[0] < round:
-                _validate(role, round - 1, done)
+                yield from _counted(role, round - 1, validate_step)
             if role.name in participants:
-                done(_or_late(role, round, exchange))
+                yield from _unless_late(lambda round=round, exchange=exchange: silo_step(role, round, exchange))  # type: ignore[misc]
         last = federation.spec.rounds
         _broadcast(role, last, federation.last_exchange(last))
-        _validate(role, last, done)
+        yield from _counted(role, last, validate_step)
     except InputError as error:  # trying again would not help, so the server is told
         _give_up(role, layout.author_bucket(role.name), error)
         raise
 
 
-def _or_late(role: Role, round: int, exchange: str) -> UpdateManifest:
-    """This silo's step; where the others have gone on without it long ago, nothing but a line in the log."""
-    try:
-        return silo_step(role, round, exchange)
-    except ExpiredError as error:
-        log.warning("%s", error)
-        federation = role.federation
-        return UpdateManifest(run=federation.run, spec=federation.digest, round=round, exchange=exchange, author=role.name)
-
-
-def _validate(role: Role, round: int, done: Told) -> None:
-    if role.federation.counts(round):
-        try:
-            done(validate_step(role, round))
-        except ExpiredError as error:
-            log.warning("%s", error)
-
-
-def evaluator_loop(role: Role, done: Told = silent) -> None:
+def evaluator_loop(role: Role) -> Iterator[UpdateManifest]:
     """Counts right answers on the target domain with every model that is due."""
     federation = role.federation
-    for round in filter(federation.counts, range(1, federation.spec.rounds + 1)):
-        _broadcast(role, round, federation.last_exchange(round))
-        try:
-            done(evaluate_step(role, round))
-        except ExpiredError as error:
-            log.warning("%s", error)
+    federation.store.delete(layout.EVALUATOR, layout.failure_key(federation.run))
+    try:
+        for round in range(1, federation.spec.rounds + 1):
+            _broadcast(role, round, federation.last_exchange(round))
+            yield from _counted(role, round, evaluate_step)
+    except InputError as error:
+        _give_up(role, layout.EVALUATOR, error)
+        raise
 
 
-def server_loop(role: Role, done: Callable[[BroadcastManifest], None] = silent) -> dict[str, object]:
-    """Combines what the participants publish, exchange after exchange; the result, once everybody has counted."""
+def _counted(role: Role, round: int, step: Callable[[Role, int], UpdateManifest]) -> Iterator[UpdateManifest]:
+    if role.federation.counts(round):
+        yield from _unless_late(lambda: step(role, round))
+
+
+def _unless_late(step: Callable[[], UpdateManifest]) -> Iterator[UpdateManifest]:
+    """Where the others have gone on without this role long ago, nothing but a line in the log."""
+    try:
+        yield step()
+    except ExpiredError as error:
+        log.warning("%s", error)
+
+
+def server_loop(role: Role) -> Iterator[BroadcastManifest]:
+    """Combines what the participants publish, exchange after exchange. `conclude` comes after it."""
     federation = role.federation
     federation.store.delete(layout.GLOBAL, layout.failure_key(federation.run))
     try:
-        participants = federation.silos
+        participants: Sequence[str] = federation.silos
         for round, exchange in federation.steps():
             if read_broadcast(federation, round, exchange) is None:
                 _collect(federation, round, exchange, participants)
             broadcast = server_step(role, round, exchange)
             participants = broadcast.participants
-            done(broadcast)
-        _await_counts(federation)
-        return finish(role)
+            yield broadcast
     except SiloflowError as error:
         _give_up(role, layout.GLOBAL, error)
         raise
+
+
+def conclude(role: Role) -> dict[str, Any]:
+    """The result, once everybody has counted with the last model."""
+    _await_counts(role.federation)
+    return finish(role)
 
 
 def _collect(federation: Federation, round: int, exchange: str, participants: Sequence[str]) -> None:

@@ -5,16 +5,14 @@ A task that fails for a reason outside this code ends with one line on stderr an
 
 from __future__ import annotations
 
-import html
 import json
 import os
-import re
 import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,14 +21,12 @@ from components import layout
 from components.errors import DeadlineError, InputError, SiloflowError
 from components.form import form_values
 from components.manifest import BroadcastManifest
-from components.membership import COUNT, NotInvolved, announce, checked, parse_step, planned, read_plan, steps
+from components.membership import COUNT, NotInvolved, announce, parse_step, planned, steps
 from components.plan import finish, round_entry
 from components.process import compute_with, keep_freed_memory, log_to_stderr
 from components.received import read_broadcast
-from components.resident import evaluator_loop, server_loop, silo_loop
 from components.server import server_step
 from components.silo import Role, evaluate_step, silo_step, validate_step
-from components.store import open_store
 from fl_algorithms.evaluation import count
 
 ROUND_LINE = "siloflow-round"  # what `siloflow submit --watch` looks for in the server's log
@@ -133,107 +129,37 @@ def server_task(store: str, run: str, step: str) -> dict[str, float]:
     """Combine, then count right answers on the target when a round is over; returns numbers to show."""
     role, started = take_part(store, run, layout.SERVER), time.monotonic()
     federation, (round, exchange) = role.federation, parse_step(step)
-    if exchange == COUNT:
-        return _told(role, round, exchange, None, started)
-    broadcast = server_step(role, round, exchange)
-    if exchange == federation.last_exchange(round) and federation.counts(round):
+    broadcast = server_step(role, round, exchange) if exchange != COUNT else None
+    if broadcast is not None and exchange == federation.last_exchange(round) and federation.counts(round):
         evaluate_step(take_part(store, run, layout.EVALUATOR), round)
-    return _told(role, round, exchange, broadcast, started)
+    told = facts(role, round, exchange, broadcast, started)
+    print(line(told), flush=True)
+    return {name: float(value) for name, value in told.items() if isinstance(value, (int, float))}
 
 
-def _told(role: Role, round: int, exchange: str, broadcast: BroadcastManifest | None, started: float) -> dict[str, float]:
-    """One line for whoever watches the log, and the same numbers for the page of the run."""
+def facts(role: Role, round: int, exchange: str, broadcast: BroadcastManifest | None, started: float) -> dict[str, Any]:
+    """How the run stands, for whoever watches it."""
     federation = role.federation
     ended = exchange in (COUNT, federation.last_exchange(round))
     rounds = [round_entry(federation, number) for number in (round if ended else round - 1, round - 1) if number > 0]
     entry = next((one for one in rounds if one["target_accuracy"] is not None), {})
-    told = {
+    losses = list(rounds[0]["train_loss"].values()) if rounds else []
+    return {
         "round": round, "rounds": federation.spec.rounds, "exchange": exchange, "evaluated_round": entry.get("round"),
         "accuracy": entry.get("target_accuracy"),
         "validation": next((one["validation_accuracy"] for one in rounds if one["validation_accuracy"] is not None), None),
+        "train_loss": sum(losses) / len(losses) if losses else None, "bytes_up": rounds[0]["bytes"]["up"] if rounds else 0,
         "accepted": len(broadcast.accepted) if broadcast else 0, "missing": len(broadcast.missing) if broadcast else 0,
         "rejected": len(broadcast.rejected) if broadcast else 0, "seconds": float(f"{time.monotonic() - started:.3f}"),
     }  # fmt: skip
-    print(f"{ROUND_LINE} {json.dumps(told)}", flush=True)
-    latest = rounds[0] if rounds else {"train_loss": {}, "bytes": {"up": 0}}
-    losses = latest["train_loss"].values()
-    numbers = {**told, "train_loss": sum(losses) / len(losses) if losses else None, "bytes_up": latest["bytes"]["up"]}
-    return {name: float(value) for name, value in numbers.items() if isinstance(value, (int, float))}
+
+
+def line(told: Mapping[str, Any]) -> str:
+    return f"{ROUND_LINE} {json.dumps(told)}"
 
 
 def _shown(metrics: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if value is not None)
-
-
-# ---- whole runs in one task, one after another
-
-
-def silo_runs(store: str, runs: Sequence[str], silo: str) -> None:
-    def one(run: str) -> None:
-        role = take_part_if_involved(store, run, silo)
-        if role is not None:
-            silo_loop(role, lambda manifest: print(f"silo {silo}: round {manifest.round} {manifest.exchange}", flush=True))
-
-    _each(runs, one)
-
-
-def server_runs(store: str, runs: Sequence[str]) -> dict[str, float]:
-    """Numbers of the last round of the last run."""
-    told: dict[str, float] = {}
-
-    def one(run: str) -> None:
-        role, started = take_part(store, run, layout.SERVER), time.monotonic()
-
-        def tell(manifest: Any) -> None:
-            nonlocal started
-            told.update(_told(role, manifest.round, manifest.exchange, manifest, started))
-            started = time.monotonic()
-
-        server_loop(role, tell)
-        told.update(_told(role, role.federation.spec.rounds, COUNT, None, started))
-
-    _each(runs, one)
-    return told
-
-
-def evaluator_runs(store: str, runs: Sequence[str]) -> None:
-    def one(run: str) -> None:
-        role = take_part(store, run, layout.EVALUATOR)
-        evaluator_loop(role, lambda manifest: print(f"evaluator: round {manifest.round}", flush=True))
-
-    _each(runs, one)
-
-
-def slug(name: object) -> str:
-    """For names of runs, which allow less than those of domains."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", str(name))
-
-
-def _each(runs: Sequence[str], one: Callable[[str], None]) -> None:
-    """One run that fails does not take the others with it; the first reason is the task's, unless some run went well."""
-    failed: list[SiloflowError] = []
-    for run in runs:
-        try:
-            one(run)
-        except SiloflowError as error:
-            print(f"run {run}: {error}", file=sys.stderr, flush=True)
-            failed.append(error)
-    if failed and len(failed) == len(runs):
-        raise failed[0]
-
-
-def benchmark_task(
-    store: str, run: str, silos: Sequence[str], algorithms: Sequence[str], targets: Sequence[str], form: Sequence[Any]
-) -> list[str]:
-    """Plan a run for each algorithm and target; returns their names. All are checked before the first is published."""
-    if not algorithms or not targets:
-        raise InputError("algorithms, targets: expected at least one each, found an empty list")
-    dataset, rounds, seed, overrides, spec = form
-    cells = [(f"{run}-{slug(algorithm)}-{slug(target)}", algorithm, target) for algorithm in algorithms for target in targets]
-    values = {name: form_values(str(algorithm), dataset, str(target), rounds, seed, overrides, spec) for name, algorithm, target in cells}
-    for one in values.values():
-        checked(one, store, silos)
-    return [announce(one, store, name, silos).run for name, one in values.items()]
 
 
 # ---- the end
@@ -252,42 +178,19 @@ def evaluate_task(store: str, run: str, model: str) -> dict[str, Any]:
     counts = count(predictor, federation.target_samples, confusion=True)
     assert counts.confusion is not None
     print(f"digest {result['digest']}")
-    accuracies = {f"accuracy_{rule}": value for rule, value in result["accuracy"].items() if value is not None}
     return {
         "model": {name: str(result[name]) for name in ("digest", "spec_digest", "algorithm", "target")},
-        "metrics": {**accuracies, "rejected_updates": float(len(result["rejected"])), "bytes_up": float(result["bytes"]["up"])},
+        "metrics": {**accuracies(result), "rejected_updates": float(len(result["rejected"])), "bytes_up": float(result["bytes"]["up"])},
         "classes": list(federation.data.classes),
         "confusion": counts.confusion.tolist(),
     }
+
+
+def accuracies(result: Mapping[str, Any]) -> dict[str, float]:
+    return {f"accuracy_{rule}": value for rule, value in result["accuracy"].items() if value is not None}
 
 
 def report_task(store: str, run: str, out: str) -> None:
     from components.report import write_report
 
     write_report(take_part(store, run, layout.SERVER), Path(out), evaluator=take_part(store, run, layout.EVALUATOR))
-
-
-def compare_task(store: str, runs: Sequence[str], out: str) -> dict[str, float]:
-    """A table, algorithms down and targets across; a run without a result is a dash."""
-    found = {}
-    opened = open_store(store, layout.SERVER)
-    for run in runs:
-        plan, data = read_plan(opened, run), opened.get(layout.GLOBAL, layout.result_key(run))
-        if plan is not None:
-            cell = plan["spec"]["algorithm"], plan["spec"]["target"]
-            found[cell] = None if data is None else json.loads(data)["accuracy"]["last"]
-    Path(out).write_text(_table(found), encoding="utf-8")
-    return {f"{algorithm} {target}": value for (algorithm, target), value in found.items() if value is not None}
-
-
-def _table(found: Mapping[tuple[str, str], float | None]) -> str:
-    algorithms, targets = (list(dict.fromkeys(cell[place] for cell in found)) for place in (0, 1))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in ["algorithm", *targets])
-    rows = ""
-    for algorithm in algorithms:
-        values = [found.get((algorithm, target)) for target in targets]
-        cells = "".join(f"<td>{'-' if value is None else f'{100 * value:.1f} %'}</td>" for value in values)
-        rows += f"<tr><th>{html.escape(algorithm)}</th>{cells}</tr>"
-    style = "body{font:15px system-ui;margin:2em}td,th{padding:.4em 1em;border-bottom:1px solid #ccc;text-align:right}"
-    caption = "Accuracy on the unseen domain after the last round"
-    return f"<!doctype html><meta charset=utf-8><style>{style}</style><h1>{caption}</h1><table><tr>{head}</tr>{rows}</table>"

@@ -9,8 +9,7 @@ from pipelines.resident import everybody
 from pipelines.silos import SilosFile
 
 
-def build(file: SilosFile, form: Form, most: int, newer: bool) -> Any:
-    """`most` is stepwise's: here the number of rounds costs nothing."""
+def build(file: SilosFile, form: Form, newer: bool) -> Any:
     from kfp import dsl
 
     from components.plan_run.component import plan_benchmark

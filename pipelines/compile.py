@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Mapping
 from importlib import import_module
@@ -27,17 +28,16 @@ def most_steps(file: SilosFile, package_bytes: int) -> int:
     return max(0, (ARGO_OBJECT - 2 * package_bytes) // (PER_ITERATION + PER_TASK * (len(file.silos) + 1)))
 
 
-def compiled(file: SilosFile, values: Mapping[str, Any], kind: str, server: str) -> str:
-    """The package as text."""
+def compiled(file: SilosFile, values: Mapping[str, Any], kind: str, server: str) -> list[Any]:
+    """The package: what is to be done, and on what kind of pods."""
     check_name("--pipeline", kind, KINDS)
     check_name("--server", server, SERVERS)
-    form = form_of(values)
-    most = 0
+    package = _package(file, form_of(values), kind, server != SERVERS[0])
     if kind == "stepwise":
-        draft = _package(file, form, kind, server, 10**6)
-        most = most_steps(file, len(draft))
+        most = most_steps(file, len(as_yaml(package)))
         _refuse_too_many(file, values, most)
-    return _package(file, form, kind, server, most)
+        package[0]["root"]["dag"]["tasks"]["plan"]["inputs"]["parameters"]["most"]["runtimeValue"]["constant"] = most
+    return package
 
 
 def _refuse_too_many(file: SilosFile, values: Mapping[str, Any], most: int) -> None:
@@ -50,19 +50,18 @@ def _refuse_too_many(file: SilosFile, values: Mapping[str, Any], most: int) -> N
         )
 
 
-def _package(file: SilosFile, form: Form, kind: str, server: str, most: int) -> str:
-    newer = server != SERVERS[0]
+def _package(file: SilosFile, form: Form, kind: str, newer: bool) -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from google.protobuf.json_format import MessageToDict
 
-        pipeline = import_module(f"pipelines.{kind}").build(file, form, most, newer)
+        pipeline = import_module(f"pipelines.{kind}").build(file, form, newer)
         # not KFP's own writer: its header of comments is not valid YAML where a default has several lines
         documents = [tree for tree in map(MessageToDict, (pipeline.pipeline_spec, pipeline.platform_spec)) if tree]
     _describe(documents[0], newer)
     if not newer and len(documents) > 1:
         documents[1] = _without(documents[1], "optional")
-    return _dumped(documents)
+    return documents
 
 
 def _describe(pipeline: dict[str, Any], newer: bool) -> None:
@@ -84,22 +83,21 @@ def _without(tree: Any, key: str) -> Any:
     return [_without(value, key) for value in tree] if isinstance(tree, list) else tree
 
 
-def _dumped(documents: list[Any]) -> str:
+def as_yaml(documents: list[Any]) -> str:
     return yaml.dump_all(documents, sort_keys=True, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), width=200)
 
 
-def as_manifests(package: str, version: str, namespace: str | None) -> str:
+def as_manifests(package: list[Any], namespace: str | None) -> list[Any]:
     """The package as custom resources Pipeline and PipelineVersion, for servers that keep pipelines in Kubernetes."""
-    pipeline, *platform = yaml.load_all(package, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    pipeline, *platform = package
     name, description = pipeline["pipelineInfo"]["name"], pipeline["pipelineInfo"].get("description", "")
+    version = f"{name}-{hashlib.sha256(as_yaml(package).encode()).hexdigest()[:12]}"
     where = {"namespace": namespace} if namespace else {}
     common = {"apiVersion": "pipelines.kubeflow.org/v2beta1"}
     spec: dict[str, Any] = {"displayName": version, "description": description, "pipelineName": name, "pipelineSpec": pipeline}
     if platform:
         spec["platformSpec"] = platform[0]
-    return _dumped(
-        [
-            {**common, "kind": "Pipeline", "metadata": {"name": name, **where}, "spec": {"displayName": name, "description": description}},
-            {**common, "kind": "PipelineVersion", "metadata": {"name": version, **where}, "spec": spec},
-        ]
-    )
+    return [
+        {**common, "kind": "Pipeline", "metadata": {"name": name, **where}, "spec": {"displayName": name, "description": description}},
+        {**common, "kind": "PipelineVersion", "metadata": {"name": version, **where}, "spec": spec},
+    ]

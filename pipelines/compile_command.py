@@ -19,21 +19,17 @@ def compile_package(
     namespace: Annotated[str | None, typer.Option(help="Namespace of these resources.")] = None,
 ) -> None:
     """Make a pipeline package from silos.yaml. The same input gives the same bytes."""
-    import hashlib
-
     from components.errors import InputError
     from components.spec import apply_overrides, read_spec
     from components.store.file import write_file
-    from pipelines.compile import as_manifests, compiled
+    from pipelines.compile import as_manifests, as_yaml, compiled
     from pipelines.example import EXAMPLE
     from pipelines.silos import read_silos
 
     file = read_silos(silos)
     values = apply_overrides(read_spec(spec) if spec is not None else EXAMPLE, settings or [])
-    package = compiled(file, values, pipeline, server)
-    if manifest:
-        version = f"siloflow-{pipeline}-{hashlib.sha256(package.encode()).hexdigest()[:12]}"
-        package = as_manifests(package, version, namespace)
+    documents = compiled(file, values, pipeline, server)
+    package = as_yaml(as_manifests(documents, namespace) if manifest else documents)
     try:
         write_file(out, [package.encode()])
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from components import layout
 from pipelines.silos import Pod, SilosFile, Volume, secret_name
 
-CREDENTIALS, STATE, CA = "/credentials", "/state", "/ca"
+CREDENTIALS, CA = "/credentials", "/ca"
 USER = 10001  # of the image
 RETRIES = 2
 KEYS = {"access_key": "SILOFLOW_ACCESS_KEY", "secret_key": "SILOFLOW_SECRET_KEY"}
@@ -71,20 +71,20 @@ def threads(pod: Pod) -> int:
 
 def _volumes(task: Any, state: Volume | None, data: Volume | None, newer: bool) -> None:
     """Older servers ignore a sub path: there the whole volume is mounted, and the process is told where its folder is."""
-    folder = _mounted(task, state, STATE, newer) if state is not None else "/tmp/siloflow"
+    folder = _mounted(task, state, newer) if state is not None else "/tmp/siloflow"
     task.set_env_variable("SILOFLOW_STATE", folder).set_env_variable("SILOFLOW_CACHE", f"{folder}/cache")
     if data is not None:
-        task.set_env_variable("SILOFLOW_DATA", _mounted(task, data, data.path, newer))
+        task.set_env_variable("SILOFLOW_DATA", _mounted(task, data, newer))
 
 
-def _mounted(task: Any, volume: Volume, path: str, newer: bool) -> str:
+def _mounted(task: Any, volume: Volume, newer: bool) -> str:
     from kfp import kubernetes
 
     if newer and volume.sub_path:
-        kubernetes.mount_pvc(task, volume.claim, path, volume.sub_path)
-        return path
-    kubernetes.mount_pvc(task, volume.claim, path)
-    return f"{path}/{volume.sub_path}" if volume.sub_path else path
+        kubernetes.mount_pvc(task, volume.claim, volume.path, volume.sub_path)
+        return volume.path
+    kubernetes.mount_pvc(task, volume.claim, volume.path)
+    return f"{volume.path}/{volume.sub_path}" if volume.sub_path else volume.path
 
 
 def _keys(task: Any, role: str, pod: Pod, alone: bool) -> None:

@@ -11,8 +11,7 @@ from pipelines.pods import settle
 from pipelines.silos import SilosFile
 
 
-def build(file: SilosFile, form: Form, most: int, newer: bool) -> Any:
-    """`most` is stepwise's: here the number of rounds costs nothing."""
+def build(file: SilosFile, form: Form, newer: bool) -> Any:
     from kfp import dsl
 
     from components.evaluate.component import evaluate

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,12 +30,12 @@ def silo(
     """Take part in a run as one silo, from its first round to its last."""
     _settle(data, state)
     from components.membership import split_address
-    from components.resident import silo_loop, wait_to_join
+    from components.resident import wait_to_join
+    from components.resident_tasks import play_silo
     from components.tasks import computing
 
     store, run = split_address(address)
-    role = computing(wait_to_join(store, run, name, wait))
-    silo_loop(role, lambda done: typer.echo(f"{name}: round {done.round} {done.exchange}", err=True))
+    play_silo(computing(wait_to_join(store, run, name, wait)), _say)
     typer.echo(f"{name}: run {run} is over", err=True)
 
 
@@ -44,12 +44,12 @@ def evaluator(address: Address, data: Data = None, state: State = None, wait: Pa
     _settle(data, state)
     from components.layout import EVALUATOR
     from components.membership import split_address
-    from components.resident import evaluator_loop, wait_to_join
+    from components.resident import wait_to_join
+    from components.resident_tasks import play_evaluator
     from components.tasks import computing
 
     store, run = split_address(address)
-    role = computing(wait_to_join(store, run, EVALUATOR, wait))
-    evaluator_loop(role, lambda done: typer.echo(f"evaluator: round {done.round}: {_accuracy(done.metrics)}", err=True))
+    play_evaluator(computing(wait_to_join(store, run, EVALUATOR, wait)), _say)
 
 
 def server(
@@ -66,7 +66,8 @@ def server(
     from components.errors import InputError
     from components.layout import SERVER
     from components.membership import announce, split_address
-    from components.resident import server_loop, wait_to_join
+    from components.resident import wait_to_join
+    from components.resident_tasks import play_server
     from components.spec import apply_overrides, read_spec
     from components.tasks import computing
 
@@ -75,22 +76,14 @@ def server(
         if not silos:
             raise InputError("--silo: expected the names of the silos that take part, found none; give one --silo NAME for each")
         announce(apply_overrides(read_spec(spec) if spec else {}, settings or []), store, run, silos)
-    role = computing(wait_to_join(store, run, SERVER, 0.0))
-    result = server_loop(role, lambda done: typer.echo(f"server: round {done.round} {done.exchange}: {_taken(done)}", err=True))
-    last: Any = result["accuracy"]
-    typer.echo(f"server: run {run} is over, target accuracy {last['last']}, model {result['digest']}", err=True)
+    result = play_server(computing(wait_to_join(store, run, SERVER, 0.0)), _say)
+    typer.echo(f"server: run {run} is over, target accuracy {result['accuracy']['last']}, model {result['digest']}", err=True)
     if as_json:
         typer.echo(json.dumps(result))
 
 
-def _taken(broadcast: Any) -> str:
-    lost = [f"missing {', '.join(broadcast.missing)}"] if broadcast.missing else []
-    lost += [f"rejected {one.silo} ({one.reason})" for one in broadcast.rejected]
-    return ", ".join([f"{len(broadcast.accepted)} updates", *lost])
-
-
-def _accuracy(metrics: Any) -> str:
-    return f"{metrics['correct'] / metrics['total']:.1%} right" if metrics.get("total") else "no images"
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _settle(data: Path | None, state: Path | None) -> None:

@@ -65,6 +65,10 @@ class Volume(Strict):
     path: Annotated[MountPath, Field(description="where the pod finds it")] = "/data"
 
 
+class State(Volume):
+    path: Annotated[MountPath, Field(description="where the pod finds it")] = "/state"
+
+
 class Toleration(Strict):
     key: Annotated[str | None, Field(description="taint; null: every one")] = None
     operator: Annotated[Literal["Exists", "Equal"], Field(description="whether the value counts")] = "Exists"
@@ -79,7 +83,7 @@ class Pod(Strict):
     secret_as: Annotated[Literal["file", "env"], Field(description="file: follows a rotation; env: for images that need it")] = "file"
     data: Annotated[Volume | None, Field(description="the role's images, mounted read-only; null: the data set needs no files")] = None
     state: Annotated[
-        Volume | None, Field(description="what the role keeps between steps: private state and decoded images; null: gone with the pod")
+        State | None, Field(description="what the role keeps between steps: private state and decoded images; null: gone with the pod")
     ] = None
     resources: Annotated[Resources, Field(description="CPU and memory")] = Resources()
     gpu: Annotated[Gpu | None, Field(description="null: the CPU")] = None

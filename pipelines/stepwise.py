@@ -12,7 +12,8 @@ from pipelines.pods import settle
 from pipelines.silos import SilosFile
 
 
-def build(file: SilosFile, form: Form, most: int, newer: bool) -> Any:
+def build(file: SilosFile, form: Form, newer: bool) -> Any:
+    """`most`, the steps that fit into Argo's object, is known once the package is; the compiler fills it in."""
     from kfp import dsl
 
     from components.evaluate.component import evaluate
@@ -30,7 +31,7 @@ def build(file: SilosFile, form: Form, most: int, newer: bool) -> Any:
         seed: int = form.seed, overrides: str = "", spec: str = form.spec, run: str = "",
     ):  # fmt: skip
         planned = plan(
-            store=store, run=run, job=job, silos=names, most=most, algorithm=algorithm, dataset=dataset, target=target,
+            store=store, run=run, job=job, silos=names, most=0, algorithm=algorithm, dataset=dataset, target=target,
             rounds=rounds, seed=seed, overrides=overrides, spec=spec,
         )  # fmt: skip
         settle(planned, file, both, "plan", newer)

@@ -38,7 +38,8 @@ def evaluator_resident(store: str, runs: list):  # type: ignore[no-untyped-def]
         store: Address of the exchange store.
         runs: Names of the runs there, done one after another.
     """
-    from components.tasks import ending, evaluator_runs
+    from components.resident_tasks import evaluator_runs
+    from components.tasks import ending
 
     with ending():
         evaluator_runs(store, runs)

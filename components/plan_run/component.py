@@ -79,7 +79,8 @@ def plan_benchmark(
         overrides: Further fields of the spec, YAML or JSON.
         spec: Spec text that the other fields go on top of.
     """
-    from components.tasks import benchmark_task, ending
+    from components.resident_tasks import benchmark_task
+    from components.tasks import ending
 
     with ending():
         return benchmark_task(store, run or job, silos, algorithms, targets, (dataset, rounds, seed, overrides, spec))

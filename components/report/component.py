@@ -32,7 +32,8 @@ def compare(store: str, runs: list, metrics: Output[Metrics], page: Output[HTML]
         metrics: Target accuracy after the last round, a number for each run.
         page: The table.
     """
-    from components.tasks import compare_task, ending
+    from components.resident_tasks import compare_task
+    from components.tasks import ending
 
     with ending():
         for name, value in compare_task(store, runs, page.path).items():

@@ -33,7 +33,8 @@ def server_resident(store: str, runs: list, metrics: Output[Metrics]):  # type: 
         runs: Names of the runs there, done one after another.
         metrics: Numbers of the last round.
     """
-    from components.tasks import ending, server_runs
+    from components.resident_tasks import server_runs
+    from components.tasks import ending
 
     with ending():
         for name, value in server_runs(store, runs).items():

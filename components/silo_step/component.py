@@ -31,7 +31,8 @@ def silo_resident(store: str, runs: list, silo: str):  # type: ignore[no-untyped
         runs: Names of the runs there, done one after another.
         silo: Name of the silo.
     """
-    from components.tasks import ending, silo_runs
+    from components.resident_tasks import silo_runs
+    from components.tasks import ending
 
     with ending():
         silo_runs(store, runs, silo)
