@@ -67,7 +67,8 @@ class FedAvg(Generic[H]):
     Hyper: ClassVar[type] = FedAvgHyper
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, arXiv:1602.05629"
     leaves_silo: ClassVar[str] = (
-        "the trained model (all parameters and BatchNorm statistics), the number of training images, the mean training loss"
+        "the trained model (all parameters and BatchNorm statistics), the number of training images, the mean training loss, "
+        "how far training moved the model"
     )
     centralised: ClassVar[bool] = False
 

@@ -24,7 +24,9 @@ SKIPPED = ("store",)  # where a run lies is no difference between runs
 
 def compare_page(records: Sequence[Record]) -> str:
     names = _names(records)
-    opening = f'<h1>{len(records)} runs</h1><p class="verdict">{_sentence(records, names)}</p>{_notes(records, names)}'
+    rounds = sorted({record.wanted_rounds for record in records})
+    budget = f'<p class="under">Their budgets differ: {rounds[0]} to {rounds[-1]} rounds.</p>' if len(rounds) > 1 else ""
+    opening = f'<h1>{len(records)} runs</h1><p class="verdict">{_sentence(records, names)}</p>{budget}{_notes(records, names)}'
     parts: list[Section] = [
         (
             "runs",
@@ -58,12 +60,10 @@ def _sentence(records: Sequence[Record], names: Sequence[str]) -> str:
         where = f"{len(targets)} unseen domains" if len(targets) > 1 else f"<em>{escape(targets.pop())}</em>"
         return f"<b>{len(records)} runs</b> on {where}, side by side."
     (best, first), (worst, last) = max(scores), min(scores)
-    rounds = sorted({record.wanted_rounds for record in records})
-    budget = f" Their budgets differ: {rounds[0]} to {rounds[-1]} rounds." if len(rounds) > 1 else ""
     where = f"<em>{escape(targets.pop())}</em>"
     return (
         f"<b>{escape(first)}</b> gets the most right on {where}: <strong>{percent(best)}</strong>, "
-        f'<span class="up">{100 * (best - worst):.1f} points</span> more than {escape(last)}.{budget}'
+        f'<span class="up">{100 * (best - worst):.1f} points</span> more than {escape(last)}.'
     )
 
 

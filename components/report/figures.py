@@ -114,8 +114,8 @@ def scatter(name: str, heading: str, words: str, places: np.ndarray, groups: Seq
 def confusion_matrix(name: str, words: str, table: np.ndarray, classes: Sequence[str]) -> str:
     """Rows: what it is; columns: what the model said. Shades are shares of the row."""
     count, small = len(table), len(table) <= WITH_NUMBERS
-    room = 12 + 6.4 * min(12, max((len(word) for word in classes), default=1))
-    cell = max(3.0, min(34.0, 420 / count))
+    room = 12 + 6.4 * min(12, max((len(word) for word in classes), default=1)) if small else 30.0
+    cell = max(3.0, min(52.0, (WIDTH - room) / count))
     drawing = Drawing(room + count * cell + 4, room + count * cell + 4, "confusion matrix of the target domain")
     shares = table / np.maximum(table.sum(1, keepdims=True), 1)
     if small:

@@ -15,6 +15,7 @@ from components.report.record import Record
 from components.report.sections import absent, by_silo, grid
 from components.report.strips import STAGES, layers, timeline
 from components.report.tables import amount, byte_count, code, pairs, seconds, table, words
+from fl_algorithms.registry import ALGORITHMS
 
 MOST_KEYS = 400
 
@@ -58,9 +59,15 @@ def exchange(record: Record) -> str:
             amount(up, byte_count(up)), amount(down, byte_count(down)), words(", ".join(numbers) or "none"),
         ])  # fmt: skip
     heads = ["silo", "exchange", "times", "tensors each", "bytes out", "bytes in", "numbers beside them"]
-    said = "Everything that left each silo. No image, no label and no private state is among it."
+    said = "Everything that left each silo, read from the manifests" + _declared(record)
     parts = [table("left", heads, rows, said, range(2, 6)) if rows else absent("The manifests that say what left each silo are not there.")]
     return "".join([*parts, _keys(sent.values()), _rejections(record)])
+
+
+def _declared(record: Record) -> str:
+    """What the algorithm says of itself, next to what it did."""
+    entry = ALGORITHMS.get(str(record.spec.get("algorithm")))
+    return f". What {escape(str(record.spec['algorithm']))} declares: {escape(entry.load().leaves_silo)}." if entry else "."
 
 
 def _keys(groups: Iterable[list[UpdateManifest]]) -> str:

@@ -17,7 +17,7 @@ from components.report.svg import hue
 from components.report.tables import Cell, amount, table, words
 
 PICTURE = 120  # pixels of a panel on the page
-MOST_CONFUSIONS = 12
+MOST_CONFUSIONS = 10
 # dark to bright, readable without seeing red or green: black, violet, orange, yellow
 HEAT = np.array([[0, 0, 4], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]], np.float32)
 

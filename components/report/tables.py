@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+MOST_ROWS = 24  # a longer table scrolls
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -34,10 +36,12 @@ def table(name: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]], ca
         f'<th scope="col"{" class=n" if place in right else ""}><span class="sort">{escape(text)}</span></th>'
         for place, text in enumerate(headings)
     )
-    body = "".join(f"<tr>{''.join(_cell(cell, place) for place, cell in enumerate(row))}</tr>" for row in rows)
+    listed = list(rows)
+    tall = " tall" if len(listed) > MOST_ROWS else ""
+    body = "".join(f"<tr>{''.join(_cell(cell, place) for place, cell in enumerate(row))}</tr>" for row in listed)
     title = f'<p class="cap">{caption}</p>' if caption else ""
     return (
-        f'<div class="sheet">{title}<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
+        f'<div class="sheet">{title}<div class="scroll{tall}" tabindex="0" role="region" aria-label="{escape(name)}">'
         f'<table class="sortable" id="table-{escape(name)}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>'
     )
 
