@@ -42,13 +42,9 @@ class Dockerfile:
     def made_of(self, target: str) -> list[Stage]:
         """The stages whose file system the target has, first to last; the first one's base is an image."""
         chain = [self.stages[target]]
-        while (base := self.default(chain[0].base)) in self.stages:
-            chain.insert(0, self.stages[base])
+        while chain[0].base in self.stages:
+            chain.insert(0, self.stages[chain[0].base])
         return chain
-
-    def default(self, base: str) -> str:
-        """What `FROM ${NAME}` means where nobody says otherwise."""
-        return self.arguments[base[2:-1]] if base.startswith("${") else base
 
     def last(self, target: str, word: str) -> str:
         """What the instruction says in the end."""

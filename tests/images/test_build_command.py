@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components import VERSION
-from tests.images.dockerfile import ROOT
+from tests.images.dockerfile import ROOT, Dockerfile
 
 PRINTS_ITS_ARGUMENTS = '#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n'
 
@@ -53,12 +53,15 @@ def test_another_program_gets_name_folder_file_and_options(tmp_path: Path) -> No
     assert not [word for word in words if word.startswith("TORCH_INDEX")]
 
 
-def test_the_thin_image_goes_on_the_base_of_its_kind(tmp_path: Path) -> None:
-    program = str(tool(tmp_path, "image.sh") / "image.sh")
-    assert "BASE_CPU=siloflow-base:1" in call("build", "--tool", program, "--on", "siloflow-base:1").splitlines()
-    words = call("build", "--tool", program, "--on", "siloflow-base:1", "--target", "gpu").splitlines()
-    assert "BASE_GPU=siloflow-base:1" in words
-    assert words[1] == f"siloflow:{VERSION}-gpu"
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_the_thin_image_goes_on_an_image_instead_of_all_those_stages(target: str, tmp_path: Path) -> None:
+    program = tool(tmp_path, "image.sh") / "image.sh"
+    program.write_text('#!/bin/sh\ncat "$4"\n')
+    recipe = Dockerfile(call("build", "--tool", str(program), "--on", "siloflow-base:1", "--target", target))
+    assert [stage.name for stage in recipe.made_of(target)] == [target]
+    assert recipe.stages[target].base == "siloflow-base:1"
+    other = {"cpu": "gpu", "gpu": "cpu"}[target]
+    assert recipe.stages[other].base == f"base-{other}"
 
 
 @pytest.mark.parametrize(

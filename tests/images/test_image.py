@@ -78,6 +78,11 @@ def test_a_build_without_a_target_makes_the_cpu_image() -> None:
     assert list(DOCKERFILE.stages)[-1] == "cpu"
 
 
+def test_no_stage_hides_behind_an_argument() -> None:
+    """Buildah would skip it as unused, and then not find it."""
+    assert not set(DOCKERFILE.arguments.values()) & set(DOCKERFILE.stages)
+
+
 def test_only_the_builder_has_a_compiler_and_both_have_one_python() -> None:
     builder, base = DOCKERFILE.arguments["BUILDER"], DOCKERFILE.arguments["BASE"]
     assert "slim" in base
