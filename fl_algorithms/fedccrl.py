@@ -129,10 +129,10 @@ class FedCCRL(FedAvg[FedCCRLHyper]):
     def perturb(self, images: torch.Tensor) -> torch.Tensor:
         """DIFP: AugMix on pixels, so out of the network's normalisation and back."""
         mean, std = self._mean.to(images.device), self._std.to(images.device)
-        pixels = images * std + mean
+        pixels = (images * std).add_(mean)
         if self.hyper.wrap_pixels:
             pixels = (pixels * 255).to(torch.int64).bitwise_and(255).to(images.dtype) / 255
-        return (self._augmix(pixels.clamp(0, 1), self._views) - mean) / std
+        return self._augmix(pixels.clamp_(0, 1), self._views).sub_(mean).div_(std)
 
     def loss(self, model: Network, batch: Batch, silo: Silo) -> torch.Tensor:
         """L_CLS + lambda1 L_RA + lambda2 L_JS, gradients through all three views.
