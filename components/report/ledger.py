@@ -11,7 +11,7 @@ import yaml
 from components import layout
 from components.manifest import UpdateManifest
 from components.report.figures import Series, curves, percent, plain, silo_series
-from components.report.record import Record
+from components.report.record import DAY, Record
 from components.report.sections import absent, by_silo, grid
 from components.report.strips import STAGES, layers, timeline
 from components.report.tables import amount, byte_count, code, pairs, seconds, table, words
@@ -110,8 +110,9 @@ def time(record: Record) -> str:
     counted: dict[str, int] = defaultdict(int)
     for manifest in [*record.updates, *record.broadcasts]:
         for stage, value in manifest.seconds.items():
-            totals[stage] += value
-            counted[stage] += 1
+            if 0 <= value < DAY:  # a silo may say anything
+                totals[stage] += value
+                counted[stage] += 1
     if not totals and record.result is not None:
         totals.update(record.result.seconds)
     if not totals:

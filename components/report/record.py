@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from components.federation import Federation
-from components.manifest import BroadcastManifest, UpdateManifest
+from components.manifest import BroadcastManifest, Manifest, UpdateManifest
+
+DAY = 86_400.0  # seconds
 
 
 class Lenient(BaseModel):
@@ -108,6 +110,16 @@ class Record:
         if self.broadcasts:
             return [{"round": b.round, "exchange": b.exchange, **item.model_dump()} for b in self.broadcasts for item in b.rejected]
         return self.result.rejected if self.result else []
+
+    @property
+    def timed(self) -> list[Manifest]:
+        """Steps that say when they began. A silo's clock may be wrong, or lie: what is days away from the server's steps is left out."""
+        known: list[Manifest] = [m for m in [*self.updates, *self.broadcasts] if m.began is not None and m.seconds]
+        server = [m.began or 0.0 for m in self.broadcasts if m.began is not None] or [m.began or 0.0 for m in known]
+        return [
+            m for m in known
+            if min(server) - DAY < (m.began or 0.0) < max(server) + DAY and all(0 <= value < DAY for value in m.seconds.values())
+        ]  # fmt: skip
 
     def note(self, text: str) -> None:
         if text not in self.notes:

@@ -17,6 +17,7 @@ from components.report.svg import hue
 from components.report.tables import Cell, amount, table, words
 
 PICTURE = 120  # pixels of a panel on the page
+LARGEST = 1e12  # a silo may report anything; what is beyond this would flatten every other curve
 MOST_CONFUSIONS = 10
 # dark to bright, readable without seeing red or green: black, violet, orange, yellow
 HEAT = np.array([[0, 0, 4], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]], np.float32)
@@ -31,7 +32,7 @@ def absent(what: str) -> str:
 
 def _over_rounds(record: Record, value: Callable[[Round], float | None]) -> list[tuple[float, float]]:
     found = [(float(number), value(record.rounds[number])) for number in sorted(record.rounds)]
-    return [(number, measured) for number, measured in found if measured is not None]
+    return [(number, measured) for number, measured in found if measured is not None and abs(measured) < LARGEST]
 
 
 def by_silo(record: Record, values: Callable[[Round], Mapping[str, float | None]]) -> dict[str, Sequence[tuple[float, float]]]:

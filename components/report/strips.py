@@ -25,7 +25,7 @@ SHADES = 6  # on either side of the even share
 
 def timeline(record: Record) -> str | None:
     """A row per process, a box per stage. None where the run did not record when its steps began."""
-    manifests = [m for m in [*record.updates, *record.broadcasts] if m.began is not None and m.seconds]
+    manifests = record.timed
     if not manifests:
         return None
     rounds = sorted({m.round for m in manifests})

@@ -121,7 +121,7 @@ def _cards(record: Record, other: Compared | None, classes: int) -> str:
 
 def _facts(record: Record) -> str:
     sent = sum(update.payload.bytes for update in record.updates if update.payload and update.author in record.silos)
-    spans = [(m.began, m.began + sum(m.seconds.values())) for m in [*record.updates, *record.broadcasts] if m.began is not None]
+    spans = [(m.began, m.began + sum(m.seconds.values())) for m in record.timed if m.began is not None]
     wall = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else None
     facts = [
         ("rounds", f"{max(record.rounds, default=0)}" + (f" of {record.wanted_rounds}" if not record.finished else "")),

@@ -163,6 +163,9 @@ def test_text_of_a_silo_is_shown_and_not_run(site: Path, pages: dict[str, Path],
     record.notes.append(evil)
     record.broadcasts[-1] = record.broadcasts[-1].model_copy(update={"missing": [evil]})
     record.plan["environment"] = {evil: evil}
+    lies = {"began": 1e308, "seconds": {evil: -1e300, "compute": 1e300}, "metrics": {evil: 1e308}, "received_bytes": 10**18}
+    record.updates[-1] = record.updates[-1].model_copy(update=lies)
+    record.rounds[2].train_loss = {"ash": 1e308, "birch": -1e308, evil: 0.5}
     page = tmp_path / "evil.html"
     page.write_text(run_page(record, Insight(classes=(evil, "b"))), encoding="utf-8")
     with opened(browser, page) as (tab, trouble):
