@@ -56,7 +56,7 @@ def until(look: Callable[[], T | None], what: str, seconds: float = PATIENCE) ->
     """What `look` finds, as soon as it is something."""
     give_up = time.monotonic() + seconds
     while time.monotonic() < give_up:
-        if (found := look()) not in (None, False):
+        if found := look():
             return found
         time.sleep(1)
     raise AssertionError(f"{what}: not within {seconds:g} s")

@@ -24,6 +24,7 @@ from tests.helm.chart import CHART
 pytestmark = pytest.mark.cluster
 PROMETHEUS_IMAGE = os.environ.get("SILOFLOW_PROMETHEUS_IMAGE", "localhost/prometheus:dev")
 SILOS = ["chalk", "neon", "pencil"]
+ROLES = ("silo", "server", "evaluator")
 RUN = "watched"
 SPEC = {"algorithm": "fedavg", "dataset": "styled-digits", "target": "paper", "rounds": 500, "hyper": {"epochs": 1}}
 NIGHT = {"algorithm": "fedavg", "dataset": "styled-digits", "target": "paper", "rounds": 2, "hyper": {"epochs": 1}}
@@ -144,42 +145,34 @@ def test_the_alert_for_a_missing_silo_fires(site: Site) -> None:
 
 
 def watch(release: Release, space: str) -> None:
-    """They read the rules and the relabelling that the chart has for a Prometheus operator, which is not there."""
-    words = ["--set", "monitoring.podMonitor.enabled=true", "--set", "monitoring.rules.enabled=true", "-f", "-"]
+    """Debian's Prometheus cannot ask the API server for pods, so it asks the DNS; the rules are those of the chart's PrometheusRule."""
+    words = ["--set", "monitoring.rules.enabled=true", "-f", "-"]
     text = call("helm", "template", release.name, CHART, "-n", release.space, "--kube-version", "1.35.0", *words, text=release.everything())
-    monitors = {one["kind"]: one for one in yaml.safe_load_all(text.stdout) if one}
+    rules = next(one for one in yaml.safe_load_all(text.stdout) if one and one["kind"] == "PrometheusRule")
     config = {
         "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
         "rule_files": ["/config/rules.yaml"],
-        "scrape_configs": [_scrape_pods(monitors["PodMonitor"]), *_scrape_services(release, space)],
+        "scrape_configs": [_scrape_roles(release), *_scrape_services(release, space)],
     }
-    files = {"prometheus.yml": yaml.safe_dump(config), "rules.yaml": yaml.safe_dump(monitors["PrometheusRule"]["spec"])}
-    metadata = {"name": "prometheus", "namespace": space}
-    apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files})
-    apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
-    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-    rights = {"name": "prometheus", "namespace": release.space}
-    apply({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": rights, "rules": [rule]})
-    subject = {"kind": "ServiceAccount", **metadata}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "prometheus"}
-    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": rights}
-    apply({**binding, "subjects": [subject], "roleRef": reference})
+    files = {"prometheus.yml": yaml.safe_dump(config), "rules.yaml": yaml.safe_dump(rules["spec"])}
+    apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prometheus", "namespace": space}, "data": files})
+    for role in ROLES:
+        spec = {"clusterIP": "None", "selector": {"siloflow.io/role": role}, "publishNotReadyAddresses": True}
+        metadata = {"name": f"every-{role}", "namespace": release.space}
+        apply({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {**spec, "ports": [{"port": 9464}]}})
     storage = ["--config.file=/config/prometheus.yml", "--storage.tsdb.path=/tmp/data", "--web.listen-address=:9090"]
     _serve(space, "prometheus", 9090, ["prometheus", *storage])
     _serve(space, "pushgateway", 9091, ["prometheus-pushgateway"])
-    kubectl("-n", space, "wait", "--for=condition=Ready", "pod/prometheus", "pod/pushgateway", "--timeout=300s")
+    for name in ("pushgateway", "prometheus"):
+        ready = call("kubectl", "-n", space, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=90s", code=None)
+        assert ready.returncode == 0, kubectl("-n", space, "logs", name, "--tail=5", code=None)
 
 
-def _scrape_pods(monitor: dict[str, Any]) -> dict[str, Any]:
-    endpoint = monitor["spec"]["podMetricsEndpoints"][0]
-    names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
-    rules = [{names.get(key, key): value for key, value in rule.items()} for rule in endpoint["relabelings"]]
-    chosen = monitor["spec"]["selector"]["matchExpressions"][0]
-    label = "__meta_kubernetes_pod_label_" + chosen["key"].replace(".", "_").replace("/", "_")
-    rules.append({"action": "keep", "source_labels": [label], "regex": "|".join(chosen["values"])})
-    rules.append({"action": "replace", "source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"})
-    spaces = {"names": monitor["spec"]["namespaceSelector"]["matchNames"]}
-    return {"job_name": "siloflow", "kubernetes_sd_configs": [{"role": "pod", "namespaces": spaces}], "relabel_configs": rules}
+def _scrape_roles(release: Release) -> dict[str, Any]:
+    names = [f"every-{role}.{release.space}.svc.cluster.local" for role in ROLES]
+    found = {"names": names, "type": "A", "port": 9464, "refresh_interval": "5s"}
+    named = {"target_label": "namespace", "replacement": release.space}
+    return {"job_name": "siloflow", "dns_sd_configs": [found], "relabel_configs": [named]}
 
 
 def _scrape_services(release: Release, space: str) -> Iterator[dict[str, Any]]:
@@ -200,7 +193,6 @@ def _serve(space: str, name: str, port: int, command: list[str]) -> None:
     if name == "prometheus":
         container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
         one["spec"]["volumes"].append({"name": "config", "configMap": {"name": name}})
-        one["spec"].update(serviceAccountName=name, automountServiceAccountToken=True)
     one["metadata"]["namespace"] = space
     apply(one)
     metadata = {"name": name, "namespace": space}

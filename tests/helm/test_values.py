@@ -232,3 +232,19 @@ def test_a_store_on_another_port() -> None:
         roles = found(feature, "NetworkPolicy", "siloflow-roles")[0]
         assert roles["spec"]["egress"][1]["ports"] == [{"protocol": "TCP", "port": port}]
     assert "s3://plain.example.com/fed-nightly?tls=false" in rendered("nightly-command")
+
+
+@pytest.mark.parametrize(
+    ("values", "policy", "path"),
+    [
+        ({"networkPolicy": {"dns": {"podLabels": {"app": "x"}}}}, "siloflow-roles", ("egress", 0, "to", 0)),
+        ({"networkPolicy": {"prometheus": {"podLabels": {"app": "x"}}}}, "siloflow-scrape", ("ingress", 0, "from", 0)),
+        ({"monitoring": {"pushgateway": {"url": "http://g", "podLabels": {"app": "x"}}}}, "siloflow-push", ("egress", 0, "to", 0)),
+    ],
+)
+def test_labels_that_are_given_are_the_only_ones(values: Any, policy: str, path: tuple[Any, ...]) -> None:
+    """Helm merges mappings: a label by default would still be asked for, and nothing would match."""
+    place = next(one["spec"] for one in objects(template(values={**TWO_SILOS, **values}).stdout) if one["metadata"]["name"] == policy)
+    for part in path:
+        place = place[part]
+    assert place["podSelector"] == {"matchLabels": {"app": "x"}}

@@ -1,11 +1,14 @@
 {{/* Peers of the NetworkPolicies. */}}
 
+{{/* No default labels: Helm merges mappings, and who gives others would have to take those away first. */}}
+{{- define "siloflow.podsWith" -}}
+podSelector: {{ ternary (dict "matchLabels" .) dict (gt (len .) 0) | toJson }}
+{{- end }}
+
 {{- define "siloflow.toDns" -}}
 - to:
     - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .Values.networkPolicy.dns.namespace }}}}
-      podSelector:
-        matchLabels:
-          {{- toYaml .Values.networkPolicy.dns.podLabels | nindent 10 }}
+      {{- include "siloflow.podsWith" .Values.networkPolicy.dns.podLabels | nindent 6 }}
   ports:
     - {protocol: UDP, port: 53}
     - {protocol: TCP, port: 53}
@@ -45,9 +48,7 @@
 {{- with .Values.monitoring.pushgateway -}}
 - to:
     - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .namespace }}}}
-      podSelector:
-        matchLabels:
-          {{- toYaml .podLabels | nindent 10 }}
+      {{- include "siloflow.podsWith" .podLabels | nindent 6 }}
   ports:
     - {protocol: TCP, port: {{ .port }}}
 {{- end }}
@@ -55,10 +56,5 @@
 
 {{- define "siloflow.fromPrometheus" -}}
 - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .Values.networkPolicy.prometheus.namespace }}}}
-  podSelector:
-    {{- if .Values.networkPolicy.prometheus.podLabels }}
-    matchLabels:
-      {{- toYaml .Values.networkPolicy.prometheus.podLabels | nindent 6 }}
-    {{- else }} {}
-    {{- end }}
+  {{- include "siloflow.podsWith" .Values.networkPolicy.prometheus.podLabels | nindent 2 }}
 {{- end }}
