@@ -110,7 +110,6 @@ class CSAC(FedAvg[CSACHyper]):
         )  # fmt: skip
         state = model.state_dict()
         silo.private.update({FROZEN + name: tensor.clone() for name, tensor in state.items()})
-        self._frozen = None
         return Update(dict(state), {"loss": loss})
 
     # ---- later rounds: calibration
@@ -120,13 +119,12 @@ class CSAC(FedAvg[CSACHyper]):
         frozen = {name.removeprefix(FROZEN): t for name, t in silo.private.items() if name.startswith(FROZEN)}
         if not frozen:
             raise Unusable(f"silo {silo.name}: its frozen model of round 1 is not on its volume; restore the volume or start a new run")
-        if self._frozen is None:
-            network = self.blank()
-            network.load_state_dict(frozen)
-            thawed = folded(network.to(silo.device)).to(memory_format=torch.channels_last).requires_grad_(False)
-            assert isinstance(thawed, Network)
-            self._frozen = thawed  # for good: it never changes again
-        return self._frozen
+        network = self.blank()
+        network.load_state_dict(frozen)
+        thawed = folded(network.to(silo.device)).to(memory_format=torch.channels_last).requires_grad_(False)
+        assert isinstance(thawed, Network)
+        self._frozen = thawed
+        return thawed
 
     def begin(self, model: Network, silo: Silo) -> None:
         frozen = self._thaw(silo)
