@@ -55,6 +55,7 @@ class Api:
         self._pool, self._base, self.shown, self._headers = pool, base, shown, headers
         self.namespace = ""
         self.pods = ""  # namespace in which pods run
+        self.interface = self  # the server of the web UI, which often serves the API too
 
     # ---- calls
 

@@ -117,8 +117,9 @@ def logs(
     run: Run,
     silo: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this silo.")] = None,
     task: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this task: plan, server, evaluate, report.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Also what Kubeflow Pipelines writes around each step.")] = False,
 ) -> None:
-    """Print the logs of a run's tasks, in the order in which they began."""
+    """Print what the tasks of a run have written, in the order in which they began."""
     from pipelines import kfp_runs
     from pipelines.kfp_host import connect
     from pipelines.kfp_listing import log_texts
@@ -130,7 +131,7 @@ def logs(
     api = connect(access)
     found = kfp_runs.get_run(api, kfp_runs.resolve_run(api, run))
     spec = kfp_runs.pipeline_spec(api, found)
-    for text in log_texts(read_tasks(api, str(found["run_id"]), spec), silo_names(spec), Logs(api, str(found["run_id"])), silo, task):
+    for text in log_texts(read_tasks(api, str(found["run_id"]), spec), silo_names(spec), Logs(api, str(found["run_id"])), silo, task, raw):
         typer.echo(text)
 
 
@@ -176,8 +177,7 @@ def _experiment(given: str | None) -> str:
 def _run_name(package: Package, values: dict[str, Any]) -> str:
     import time
 
-    filled = {**package.defaults, **values}
-    words = [str(filled[field]) for field in ("algorithm", "target") if filled.get(field)] or [package.name]
+    words = [str(values[field]) for field in ("algorithm", "target") if values.get(field)] or [package.name]
     return "-".join([*words, time.strftime("%Y%m%d-%H%M%S")])
 
 

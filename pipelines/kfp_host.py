@@ -37,8 +37,7 @@ def connect(access: Access) -> Api:
 
     if host:
         base = _address(host)
-        trusted = _trusted(access.ca) if access.ca or base.startswith("https") else None
-        api = Api(urllib3.PoolManager(ssl_context=trusted), base, base, headers)
+        api = Api(_pool(access, base), base, base, headers)
     else:
         from pipelines.kfp_forward import forwarded
 
@@ -48,6 +47,9 @@ def connect(access: Access) -> Api:
         if not api.namespace:
             raise InputError(f"Kubeflow Pipelines at {api.shown}: serves many users; give --namespace, the one your runs are in")
     api.pods = api.namespace or access.kfp_namespace
+    known = interface(access)
+    if known:
+        api.interface = Api(_pool(access, known), known, known, headers)
     return api
 
 
@@ -56,6 +58,10 @@ def interface(access: Access) -> str:
     host = access.host or os.environ.get("KF_PIPELINES_ENDPOINT") or ""
     known = os.environ.get("KF_PIPELINES_UI_ENDPOINT") or (host if host.rstrip("/").endswith("/pipeline") else "")
     return _address(known) if known else ""
+
+
+def _pool(access: Access, base: str) -> urllib3.PoolManager:
+    return urllib3.PoolManager(ssl_context=_trusted(access.ca) if access.ca or base.startswith("https") else None)
 
 
 # ---- where

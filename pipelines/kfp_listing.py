@@ -13,11 +13,12 @@ from rich.text import Text
 from components.errors import InputError
 from components.spec import nearest
 from pipelines.kfp_client import one_line
-from pipelines.kfp_logs import Logs
+from pipelines.kfp_logs import Logs, of_the_step
 from pipelines.kfp_package import mapping
-from pipelines.kfp_tasks import Task, when
+from pipelines.kfp_tasks import FAILED, Task, when
 
 SHORT_ID = 8
+NO_LOG = "(no log: the pod has not begun or is gone; for one that runs, set KF_PIPELINES_UI_ENDPOINT or KUBECONFIG)"
 _STYLES = {"SUCCEEDED": "green", "FAILED": "bold red", "RUNNING": "cyan", "CANCELED": "yellow", "CANCELING": "yellow"}
 
 
@@ -62,7 +63,7 @@ def age(created: Any) -> str:
     return f"{seconds:.0f} s"
 
 
-def log_texts(tasks: Sequence[Task], silos: Sequence[str], logs: Logs, silo: str | None, task: str | None) -> Iterator[str]:
+def log_texts(tasks: Sequence[Task], silos: Sequence[str], logs: Logs, silo: str | None, task: str | None, raw: bool) -> Iterator[str]:
     """A heading and a text for each pod that has worked."""
     wanted, option = silo or task, "--silo" if silo else "--task"
     known = sorted(set(silos) if silo else {one.name for one in tasks})
@@ -72,8 +73,8 @@ def log_texts(tasks: Sequence[Task], silos: Sequence[str], logs: Logs, silo: str
     for one in chosen:
         place = "".join(f"[{number}]" for number in one.iteration)
         for pod in one.pods:
-            text = logs.read(pod)
-            if pod.driver and (wanted is None or text is None or pod.state != "failed"):
+            if pod.driver and pod.state != FAILED and not raw:
                 continue  # what KFP itself has to say matters only where it failed
-            yield f"==> {one.name}{place}, {pod.state} <=="
-            yield "(no log: the pod has not begun, or is gone)" if text is None else text.rstrip("\n")
+            text = logs.read(pod)
+            yield f"==> {one.name}{place}{' (driver)' if pod.driver else ''}, {pod.state} <=="
+            yield NO_LOG if text is None else text.rstrip("\n") if raw or pod.driver else of_the_step(text)

@@ -54,7 +54,9 @@ class Package:
     @property
     def defaults(self) -> dict[str, Any]:
         """What the run form is filled with before anyone types."""
-        return {name: entry["defaultValue"] for name, entry in self._declared.items() if "defaultValue" in mapping(entry)}
+        found = {name: entry["defaultValue"] for name, entry in self._declared.items() if "defaultValue" in mapping(entry)}
+        whole = [name for name in found if self.form[name] == "NUMBER_INTEGER" and isinstance(found[name], float)]
+        return found | {name: int(found[name]) for name in whole}  # the compiler writes 2.0
 
     @property
     def _declared(self) -> Mapping[str, Any]:
@@ -138,7 +140,7 @@ def warnings(package: Package, recurring: bool) -> Iterator[str]:
 
 
 def parameters(package: Package, settings: Sequence[str], spec: Path | None) -> dict[str, Any]:
-    """`--spec` and `--set` as values of the run form. What the form has no field for goes into `overrides`."""
+    """The run form with `--spec` and `--set` filled in. What it has no field for goes into `overrides`."""
     form, values = package.form, {}
     if spec is not None:
         _needs(package, "spec", "--spec")
@@ -162,7 +164,7 @@ def parameters(package: Package, settings: Sequence[str], spec: Path | None) -> 
         )
     if package.compiled_by == VERSION:
         _check({**package.defaults, **values})
-    return values
+    return {**package.defaults, **values}
 
 
 def _needs(package: Package, parameter: str, option: str) -> None:
@@ -195,9 +197,7 @@ def _check(values: Mapping[str, Any]) -> None:
     """Misspelt names and fields, before anything is sent: `plan` would say the same a minute later."""
     from fl_algorithms.registry import ALGORITHMS
 
-    filled = {name: values[name] for name in FIELDS if name in values}
-    filled |= {name: int(filled[name]) for name in ("rounds", "seed") if name in filled}  # a YAML file may say 2.0
-    parse_spec(form_values(**filled))
+    parse_spec(form_values(**{name: values[name] for name in FIELDS if name in values}))
     for name in values.get("algorithms") or ():
         check_name("algorithms", str(name), ALGORITHMS)
 

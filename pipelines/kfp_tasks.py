@@ -22,6 +22,7 @@ from pipelines.kfp_package import display_names, mapping, tasks_of
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 MAX_NODES_BYTES = 64 << 20
 _STATES = {"Succeeded": DONE, "Skipped": DONE, "Omitted": DONE, "Failed": FAILED, "Error": FAILED, "Running": RUNNING}
+_COMMON = ("PodInitializing", "ContainerCreating")  # every pod is that for a moment
 _ITEM = re.compile(r".*\((\d+):.*\)")
 _WORK = re.compile(r"executor(\(\d+\))?")
 
@@ -30,6 +31,7 @@ Place = tuple[str, tuple[int, ...]]  # a task's name in the pipeline, and the it
 
 @dataclass(frozen=True)
 class Pod:
+    node: str  # id in the workflow
     name: str
     state: str
     started: float
@@ -126,10 +128,12 @@ def _nodes(workflow: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _pod(node: Mapping[str, Any], workflow: str, driver: bool) -> Pod:
     """Argo calls it by the workflow, the template and the number at the end of the node's id."""
-    name = f"{workflow}-{node.get('templateName')}-{str(node.get('id')).rpartition('-')[2]}"
+    identity = str(node.get("id"))
+    name = f"{workflow}-{node.get('templateName')}-{identity.rpartition('-')[2]}"
     state = _STATES.get(str(node.get("phase")), WAITING)
     message = one_line(str(node.get("message") or ""), 160)
-    return Pod(name, state, when(node.get("startedAt")) or 0.0, when(node.get("finishedAt")), message, driver)
+    message = "" if message in _COMMON else message
+    return Pod(identity, name, state, when(node.get("startedAt")) or 0.0, when(node.get("finishedAt")), message, driver)
 
 
 def _task(place: Place, node: Mapping[str, Any], pods: list[Pod], name: str, silo: bool) -> Task:

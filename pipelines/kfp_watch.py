@@ -47,6 +47,11 @@ class Picture:
     told: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)  # by series, round, exchange; in the order of the log
     places: dict[tuple[Any, ...], tuple[int, ...]] = field(default_factory=dict)  # iteration of the loop that told it
     silent: float = 0.0  # seconds since the last answer
+    ended: float | None = None
+
+    @property
+    def age(self) -> str:
+        return clock((self.ended or time.time()) - self.since)
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
@@ -109,6 +114,7 @@ class Watch:
             if task.name == SERVER:
                 self._listen(task, state in ENDED)
         self._run, self.picture.state = run, state
+        self.picture.ended = when(run.get("finished_at")) if state in ENDED else None
 
     def _listen(self, task: Task, ended: bool) -> None:
         for pod in task.pods:
@@ -158,7 +164,7 @@ class PlainScreen:
                 self._console.print(f"{name} waits: {message}", soft_wrap=True)
         self._held_up |= picture.held_up()
         if picture.state != self._state:
-            self._console.print(f"{picture.name} {picture.state} after {clock(time.time() - picture.since)}", soft_wrap=True)
+            self._console.print(f"{picture.name} {picture.state} after {picture.age}", soft_wrap=True)
             self._state = picture.state
 
 
@@ -183,9 +189,7 @@ class LiveScreen:
 def draw(picture: Picture, rows: int) -> RenderableType:
     """The last rounds in a table, above it the run, below it the tasks at work."""
     style = {"SUCCEEDED": "green", "FAILED": "bold red", "CANCELED": "yellow"}.get(picture.state, "cyan")
-    head = Text.assemble(
-        (picture.name, "bold"), "  ", (picture.state, style), f"  {clock(time.time() - picture.since)}", (f"  {picture.id}", "dim")
-    )
+    head = Text.assemble((picture.name, "bold"), "  ", (picture.state, style), f"  {picture.age}", (f"  {picture.id}", "dim"))
     if picture.silent > 2 * POLL:
         head.append(f"  no answer for {picture.silent:.0f} s", style="yellow")
     table = Table(box=SIMPLE_HEAD)

@@ -19,9 +19,20 @@ from pipelines.kfp_package import read_package
 from pipelines.kfp_tasks import DONE, FAILED, RUNNING
 from pipelines.kfp_watch import Picture, draw, summary
 from tests.pipelines.commands import command, finish, invoke
-from tests.pipelines.kfp_server import KfpServer, Workflow
+from tests.pipelines.kfp_server import KfpServer, Workflow, running_kfp
 
-RETRY = "retry-system-container-impl"
+LAUNCHER = """time="2026-11-17T14:07:26.609Z" level=info msg="capturing logs" argo=true
+I1117 14:07:26.759989      16 main.go:61] Setting log level to: '1'
+[KFP Executor 2026-11-17 14:07:26,990 INFO]: Got executor_input:
+{
+    "inputs": {
+    }
+}
+I1117 14:07:27.015226      16 launcher_v2.go:877] ExecutorOutput: {
+  "artifacts": {
+  }
+}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +60,11 @@ def two_rounds(kfp: KfpServer, last: str = "Succeeded") -> None:
     for place in (0, 1):
         ended.task("silo-step", "Succeeded", at=place)
         [silo] = ended.task("silo-step-2", last if place else "Succeeded", at=place)
-        kfp.logs[silo] = f"I0101 launcher\nepoch {place}\n" + (
-            "error: silo b: no data\nF0101 launcher: exit 2\n" if last == "Failed" else ""
-        )
+        told = "error: silo b: no data\nF0101 00:00:00 launcher: exit 2\n" if last == "Failed" else ""
+        kfp.logs[silo] = f"{LAUNCHER}epoch {place}\n{told}"
         if last == "Succeeded" or not place:
             [server] = ended.task("server-step", "Succeeded", at=place)
-            kfp.logs[server] = f"I0101 launcher\n{line(place + 1)}bye\n"
+            kfp.logs[server] = f"{LAUNCHER}{line(place + 1)}bye\n"
     kfp.moments = [("PENDING", planned), ("RUNNING", first), ("SUCCEEDED" if last == "Succeeded" else "FAILED", ended)]
 
 
@@ -226,9 +236,10 @@ def test_a_line_cannot_steer_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("log", "error"),
     [
-        ("error: first\nerror: a: expected b\nF0101 00:00:00 launcher: exit status 2\n", "a: expected b"),
+        (LAUNCHER + "error: first\nerror: a: expected b\nF0101 00:00:00 launcher: exit status 2\n", "a: expected b"),
         ("I0101 00:00:00 launcher\nSegmentation fault\nF0101 00:00:00 main.go:56] failed\n", "Segmentation fault"),
-        ("I0101 00:00:00 only launcher\n", "I0101 00:00:00 only launcher"),
+        (LAUNCHER + "F0101 00:00:00 main.go:56] no such image\n", "F0101 00:00:00 main.go:56] no such image"),
+        (LAUNCHER, ""),
         ("", ""),
     ],
 )
@@ -272,9 +283,12 @@ def test_logs_of_all_and_of_one_silo(kfp: KfpServer, packaged: Path) -> None:
     everything = invoke("logs", identity, "--host", kfp.url)
     assert everything.exit_code == 0, everything.stderr
     assert [line for line in everything.stdout.splitlines() if line.startswith("==>")][-1] == "==> server[1], done <=="
-    assert everything.stdout.count("launcher") == 4
+    assert "launcher" not in everything.stdout
     one = invoke("logs", identity, "--host", kfp.url, "--silo", "b").stdout.splitlines()
-    assert one == ["==> b[0], done <==", "I0101 launcher", "epoch 0", "==> b[1], done <==", "I0101 launcher", "epoch 1"]
+    assert one == ["==> b[0], done <==", "epoch 0", "==> b[1], done <==", "epoch 1"]
+    raw = invoke("logs", identity, "--host", kfp.url, "--silo", "b", "--raw").stdout
+    assert raw.count("==> b[0] (driver), done <==") == 1
+    assert raw.count(LAUNCHER) == 2
     server = invoke("logs", identity, "--host", kfp.url, "--task", "server").stdout
     assert server.count(ROUND_LINE) == 2
     for words, hint in ((("--silo", "c"), "--silo c: expected one of a, b"), (("--task", "servr"), "did you mean 'server'?")):
@@ -292,7 +306,25 @@ def test_a_log_cannot_steer_the_terminal_and_may_be_gone(kfp: KfpServer, package
     text = invoke("logs", started(kfp, packaged), "--host", kfp.url).stdout
     assert "one]0;title\ntwo\ttabs\n" in text
     assert "\x1b" not in text
-    assert "(no log: the pod has not begun, or is gone)" in text
+    assert "(no log: the pod has not begun or is gone; " in text
+
+
+def test_where_logs_are_found(kfp: KfpServer, packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with one user has none: its UI has them, Argo's archive has those of what ended."""
+    workflow = Workflow()
+    [ended] = workflow.task("silo-step", "Succeeded", at=0)
+    [running] = workflow.task("silo-step-2", "Running", at=0)
+    kfp.moments = [("RUNNING", workflow)]
+    identity = started(kfp, packaged)
+    kfp.archive[next(node for node, entry in workflow.nodes.items() if entry["name"].endswith("silo-step.executor"))] = "from the archive"
+    text = invoke("logs", identity, "--host", kfp.url).stdout
+    assert "==> a[0], done <==\nfrom the archive\n" in text
+    assert "==> b[0], running <==\n(no log" in text
+    with running_kfp() as interface:
+        interface.pods = {ended: "from the UI", running: "so far"}
+        monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", interface.url)
+        text = invoke("logs", identity, "--host", kfp.url).stdout
+    assert "==> a[0], done <==\nfrom the UI\n==> b[0], running <==\nso far\n" in text
 
 
 def test_cancel(kfp: KfpServer, packaged: Path) -> None:
