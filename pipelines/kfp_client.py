@@ -23,7 +23,7 @@ PATIENCE = Timeout(connect=10, read=60)
 GENTLY = Retry(
     total=2, connect=1, read=1, other=0, redirect=0, status_forcelist=(502, 503, 504), backoff_factor=0.3, allowed_methods=("GET",)
 )
-_UNKNOWN_FIELD = re.compile(r'unknown field \\*"([^"\\]{1,80})')
+_SCHEMA = re.compile(r"unknown field|InvalidInput|spec is invalid|template creation error")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -132,10 +132,9 @@ class Api:
 
     def _refused(self, status: int, path: str, body: bytes) -> None:
         who, said = f"Kubeflow Pipelines at {self.shown}", reason(body)
-        unknown = _UNKNOWN_FIELD.search(body.decode("utf-8", errors="replace"))
-        if unknown is not None and "/upload" in path:
+        if "/upload" in path and _SCHEMA.search(body.decode("utf-8", errors="replace")):
             raise InputError(
-                f"package: this server does not know the field {unknown[1]!r}, which a newer Kubeflow Pipelines has; "
+                f"{who}: does not understand the package ({said}); a package for a newer server has fields it does not know: "
                 "compile it again with `siloflow compile --server 2.14`"
             )
         if status < 400:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipelines.kfp_client import Api
     from pipelines.kfp_package import Package
 
+WIDE = 200  # columns of a table that nobody looks at
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, its beginning, or its name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 
@@ -107,7 +108,10 @@ def runs(
     if as_json:
         typer.echo(json.dumps({"runs": found}))
     elif found:
-        screen(stderr=False).print(table(found))
+        console = screen(stderr=False)
+        if not console.is_terminal:
+            console.width = WIDE
+        console.print(table(found))
     else:
         typer.echo("no runs yet; `siloflow submit` starts one" + ("" if everyone else " (--all lists those of other pipelines)"), err=True)
 
@@ -142,7 +146,7 @@ def cancel(access: Access, run: Run) -> None:
 
     api = connect(access)
     found = kfp_runs.get_run(api, kfp_runs.resolve_run(api, run))
-    state = found.get("state")
+    state = kfp_runs.state_of(found)
     if state in kfp_runs.ENDED:
         raise InputError(f"run {found.get('display_name')} ({found['run_id']}): has ended already ({state}); there is nothing to cancel")
     kfp_runs.terminate(api, str(found["run_id"]))

@@ -15,6 +15,7 @@ from components.spec import nearest
 from pipelines.kfp_client import one_line
 from pipelines.kfp_logs import Logs, of_the_step
 from pipelines.kfp_package import mapping
+from pipelines.kfp_runs import OURS, state_of
 from pipelines.kfp_tasks import FAILED, Task, when
 
 SHORT_ID = 8
@@ -27,7 +28,7 @@ def about_run(run: Mapping[str, Any], pipeline: str) -> dict[str, Any]:
     return {
         "run_id": str(run.get("run_id") or ""),
         "name": str(run.get("display_name") or ""),
-        "state": str(run.get("state") or "PENDING"),
+        "state": state_of(run),
         "created_at": run.get("created_at"),
         "pipeline": pipeline,
         "algorithm": values.get("algorithm") or values.get("algorithms"),
@@ -39,10 +40,10 @@ def about_run(run: Mapping[str, Any], pipeline: str) -> dict[str, Any]:
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
     drawn = Table(box=SIMPLE_HEAD)
     for name in ("run", "state", "age", "name", "pipeline", "algorithm", "target"):
-        drawn.add_column(name, justify="right" if name == "age" else "left", no_wrap=name in ("run", "state", "age"), overflow="fold")
+        drawn.add_column(name, justify="right" if name == "age" else "left", no_wrap=name != "name", overflow="ellipsis")
     for run in found:
         state = Text(run["state"], style=_STYLES.get(run["state"], "dim"))
-        words = (one_line(_words(run[field]), 60) for field in ("name", "pipeline", "algorithm", "target"))
+        words = (one_line(_words(run[field]).removeprefix(OURS), 60) for field in ("name", "pipeline", "algorithm", "target"))
         drawn.add_row(run["run_id"][:SHORT_ID], state, age(run["created_at"]), *words)
     return drawn
 

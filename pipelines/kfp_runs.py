@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from components.errors import InputError
+from components.errors import InputError, SiloflowError
 from pipelines.kfp_client import API, Api, NotFoundError
 from pipelines.kfp_package import Package, mapping
 
@@ -43,13 +44,14 @@ def upload(api: Api, package: Package) -> Version:
     }
     try:
         answer = api.upload(f"{API}/pipelines/upload_version", query, package.content)
-    except InputError:
-        found = _version(api, pipeline, package.version)  # someone was faster with the same package
-        if found:
-            return Version(pipeline, found, False)
-        if made:
-            api.delete(f"{API}/pipelines/{pipeline}")  # nobody needs a pipeline without a version
-        raise
+    except SiloflowError as error:
+        with suppress(SiloflowError):
+            found = _version(api, pipeline, package.version)  # someone was faster with the same package
+            if made and not found:
+                api.delete(f"{API}/pipelines/{pipeline}")  # nobody needs a pipeline without a version
+        if not found:
+            raise error from None
+        return Version(pipeline, found, False)
     return Version(pipeline, str(answer["pipeline_version_id"]), True)
 
 
@@ -123,6 +125,13 @@ def get_run(api: Api, run: str) -> dict[str, Any]:
         return api.get(f"{API}/runs/{run}")
     except NotFoundError:
         raise NotFoundError(f"run {run}: Kubeflow Pipelines at {api.shown} has no such run; `siloflow runs` lists them") from None
+
+
+def state_of(run: Mapping[str, Any]) -> str:
+    """A 2.14 server calls a run that was cancelled FAILED; its history tells."""
+    state = str(run.get("state") or "PENDING")
+    passed = [str(mapping(entry).get("state")) for entry in run.get("state_history") or ()]
+    return "CANCELED" if state == "FAILED" and "CANCELING" in passed else state
 
 
 def terminate(api: Api, run: str) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from components.errors import DeadlineError
 from pipelines.kfp_client import Api, KfpError, one_line
 from pipelines.kfp_logs import Logs, failure, rounds_in
-from pipelines.kfp_runs import ENDED, get_run
+from pipelines.kfp_runs import ENDED, get_run, state_of
 from pipelines.kfp_tasks import DONE, FAILED, RUNNING, WAITING, Task, read_tasks, when
 from pipelines.summary import clock, percent
 
@@ -28,6 +28,7 @@ SILENCE = 120.0  # a KFP server that restarts is back by then
 NEVER = float("inf")
 SERVER = "server"
 SHOWN_NAMES = 3
+_USES = ("accepted", "missing", "rejected")
 _STYLES = {DONE: "green", FAILED: "bold red", RUNNING: "cyan", WAITING: "dim"}
 
 
@@ -60,6 +61,13 @@ class Picture:
     def states(self, iteration: tuple[int, ...]) -> dict[str, str]:
         """Of the silos' tasks there, by silo."""
         return {task.name: task.state for task in self.tasks if task.silo and task.iteration == iteration}
+
+    def took(self, key: tuple[Any, ...]) -> float | None:
+        """Seconds of a step: in a loop from its first pod to its last, as the clock on the wall; else what the server told."""
+        place = self.places[key]
+        around = [task for task in self.tasks if place and task.iteration == place]
+        ends = [task.ended for task in around if task.name == SERVER and task.ended is not None]
+        return ends[0] - min(task.started for task in around) if ends else self.told[key]["seconds"]
 
     def held_up(self) -> dict[str, str]:
         """Why pods do not start, as Kubernetes says it, by task."""
@@ -108,7 +116,7 @@ class Watch:
 
     def _look(self) -> None:
         run = get_run(self._api, self.picture.id)
-        state = str(run.get("state") or "PENDING")
+        state = state_of(run)
         self.picture.tasks = read_tasks(self._api, self.picture.id, self._spec)
         for task in self.picture.tasks:
             if task.name == SERVER:
@@ -155,9 +163,10 @@ class PlainScreen:
         pass
 
     def show(self, picture: Picture) -> None:
-        for told in picture.rounds[self._told :]:
-            cells = [cell for cell in (*_cells(told), _took_part(told)) if cell]
-            self._console.print("  ".join([f"round {cells[0]}", *cells[1:]]), soft_wrap=True)
+        for key in list(picture.told)[self._told :]:
+            number, exchange, accuracy, validation, seconds = _cells(picture, key)
+            numbers = f"accuracy {accuracy}  validation {validation}  {seconds}  {_took_part(picture.told[key], *_USES)}"
+            self._console.print(f"round {number} {exchange}  {numbers}".rstrip(), soft_wrap=True)
         self._told = len(picture.told)
         for name, message in picture.held_up().items():
             if self._held_up.get(name) != message:
@@ -196,9 +205,12 @@ def draw(picture: Picture, rows: int) -> RenderableType:
     for name in ("round", "exchange", "silos", "accuracy", "validation", "seconds"):
         table.add_column(name, justify="left" if name in ("exchange", "silos") else "right", overflow="ellipsis", no_wrap=name != "silos")
     for key, told in list(picture.told.items())[-rows:]:
-        number, exchange, accuracy, validation, seconds = _cells(told)
+        number, exchange, accuracy, validation, seconds = _cells(picture, key)
         states = picture.states(picture.places[key]) if picture.places[key] else {}
-        table.add_row(number, exchange, summary(states) if states else Text(_took_part(told)), accuracy, validation, seconds)
+        silos = summary(states) if states else Text(_took_part(told, _USES[0]))
+        lost = _took_part(told, *_USES[1:])
+        silos.append(", " if silos and lost else "").append(lost, style=_STYLES[FAILED])
+        table.add_row(number, exchange, silos, accuracy, validation, seconds)
     current = picture.current()
     if current is not None and picture.state not in ENDED:
         table.add_row("...", "", summary(picture.states(current)), "", "", "", style="")
@@ -227,17 +239,17 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else "")
 
 
-def _cells(told: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+def _cells(picture: Picture, key: tuple[Any, ...]) -> tuple[str, str, str, str, str]:
     """Round, exchange, accuracy, validation, seconds. An accuracy of an earlier round says so."""
+    told, took = picture.told[key], picture.took(key)
     number = f"{told['round']:g}" + (f"/{told['rounds']:g}" if told["rounds"] is not None else "")
     late = told["evaluated_round"] is not None and told["evaluated_round"] != told["round"]
     accuracy = percent(told["accuracy"]) + (f" (round {told['evaluated_round']:g})" if late and told["accuracy"] is not None else "")
-    seconds = f"{told['seconds']:.1f} s" if told["seconds"] is not None else "-"
+    seconds = f"{took:.1f} s" if took is not None else "-"
     exchange = f"{told['exchange']} ({told['series']})" if told["series"] > 1 else told["exchange"]
     return number, exchange, accuracy, percent(told["validation"]), seconds
 
 
-def _took_part(told: Mapping[str, Any]) -> str:
-    """How many updates were used, and what became of the others."""
-    parts = [f"{told[name]:g} {name}" for name in ("accepted", "missing", "rejected") if told[name]]
-    return ", ".join(parts)
+def _took_part(told: Mapping[str, Any], *uses: str) -> str:
+    """How many updates were used, or were not."""
+    return ", ".join(f"{told[name]:g} {name}" for name in uses if told[name])

@@ -60,7 +60,7 @@ def watched(packaged: Path, host: str) -> dict[str, Any]:
 def test_a_run_is_watched_to_its_end(watched: dict[str, Any]) -> None:
     assert watched["state"] == "SUCCEEDED"
     assert [(told["round"], told["accuracy"]) for told in watched["rounds"]] == [(1, 0.1), (2, 0.2)]
-    assert "round 2/2  train  20.0 %" in watched["err"]
+    assert "round 2/2 train  accuracy 20.0 %" in watched["err"]
     assert "warning" not in watched["err"].lower()
 
 
@@ -81,7 +81,7 @@ def test_it_is_listed(watched: dict[str, Any], host: str) -> None:
     assert run["pipeline"] == watched["pipeline"]
 
 
-def test_a_second_version_and_a_failing_silo(watched: dict[str, Any], packaged: Path, host: str, tmp_path: Path) -> None:
+def test_a_second_version_and_a_failing_silo(watched: dict[str, Any], packaged: Path, host: str, api: Api, tmp_path: Path) -> None:
     changed = tmp_path / "changed.yaml"
     changed.write_text(packaged.read_text(encoding="utf-8") + "# another\n", encoding="utf-8")
     process = command("submit", changed, "--host", host, "--watch", "--json", "--set", "run=south", "--set", "rounds=1")
@@ -91,6 +91,7 @@ def test_a_second_version_and_a_failing_silo(watched: dict[str, Any], packaged: 
     again = json.loads(invoke("submit", packaged, "--host", host, "--json", "--cron", "0 0 1 1 *").stdout)
     assert again["version_id"] == watched["version_id"]
     assert again["new"] is False
+    api.delete(f"{API}/recurringruns/{again['recurring_run_id']}")
     assert again["version"] not in err.splitlines()[0]
 
 
@@ -101,7 +102,6 @@ def test_a_field_that_the_server_does_not_know(packaged: Path, host: str, tmp_pa
     newer.write_text(yaml.safe_dump_all([first, *rest]), encoding="utf-8")
     result = invoke("submit", newer, "--host", host)
     assert result.exit_code == 2
-    assert "'fromTheFuture'" in result.stderr
     assert "siloflow compile --server 2.14" in result.stderr
 
 

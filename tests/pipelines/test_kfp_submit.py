@@ -14,7 +14,7 @@ from typer.testing import Result
 from tests.pipelines.commands import command, finish, invoke
 from tests.pipelines.kfp_server import KfpServer, package
 
-UNKNOWN = 'Failed to load pipeline spec: (line 1:1185): unknown field "literals"'
+UNKNOWN = "Failed to create a pipeline version: InvalidInputError: unknown template format: pipeline spec is invalid"
 
 
 def submit(kfp: KfpServer, packaged: Path, *words: str | Path) -> Result:
@@ -162,8 +162,9 @@ REFUSALS: dict[str, tuple[str, int, Any, int, tuple[str, ...]]] = {
     "no KFP": ("healthz", 200, "<html>welcome</html>", 4, ("expected JSON", "<html>", "--host")),
     "no KFP here": ("healthz", 404, "<html>nginx</html>", 2, ("an HTML page", "--host")),
     "a list": ("healthz", 200, "[1]", 4, ("expected JSON",)),
-    "unknown field": ("upload_version", 500, {"error_message": UNKNOWN}, 2, ("'literals'", "siloflow compile --server 2.14")),
-    "unknown field, escaped": ("upload_version", 400, json.dumps({"error": UNKNOWN}), 2, ("'literals'",)),
+    "unknown field": ("upload_version", 500, {"error_message": UNKNOWN}, 2, ("spec is invalid", "siloflow compile --server 2.14")),
+    "named field": ("upload_version", 400, {"error": '(line 1:1185): unknown field "literals"'}, 2, ("literals", "--server 2.14")),
+    "full disk": ("upload_version", 500, {"error_message": "disk full"}, 4, ("disk full",)),
     "bad calendar": ("recurringruns", 400, {"message": "Schedule cron is not a supported format"}, 2, ("not a supported format",)),
 }
 

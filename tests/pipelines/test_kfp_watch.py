@@ -64,7 +64,7 @@ def two_rounds(kfp: KfpServer, last: str = "Succeeded") -> None:
         kfp.logs[silo] = f"{LAUNCHER}epoch {place}\n{told}"
         if last == "Succeeded" or not place:
             [server] = ended.task("server-step", "Succeeded", at=place)
-            kfp.logs[server] = f"{LAUNCHER}{line(place + 1)}bye\n"
+            kfp.logs[server] = f"{LAUNCHER}{line(place + 1, rejected=place)}bye\n"
     kfp.moments = [("PENDING", planned), ("RUNNING", first), ("SUCCEEDED" if last == "Succeeded" else "FAILED", ended)]
 
 
@@ -80,7 +80,7 @@ def test_a_run_is_watched_to_its_end(kfp: KfpServer, packaged: Path) -> None:
     assert about["state"] == "SUCCEEDED"
     assert [(told["round"], told["accuracy"]) for told in about["rounds"]] == [(1, 0.2), (2, pytest.approx(0.3))]
     lines = result.stderr.splitlines()
-    assert "round 1/2  train  20.0 %  -  1.5 s  2 accepted" in lines
+    assert "round 1/2 train  accuracy 20.0 %  validation -  8.0 s  2 accepted" in lines
     assert [line.split(" after")[0] for line in lines if line.startswith("mine ")] == ["mine PENDING", "mine RUNNING", "mine SUCCEEDED"]
 
 
@@ -114,10 +114,14 @@ def test_a_run_that_never_got_a_task(kfp: KfpServer, packaged: Path) -> None:
 
 
 def test_a_cancelled_run(kfp: KfpServer, packaged: Path) -> None:
-    kfp.moments = [("CANCELED", Workflow())]
-    result = invoke("watch", started(kfp, packaged), "--host", kfp.url)
+    """Which a 2.14 server calls FAILED."""
+    kfp.moments = [("FAILED", Workflow())]
+    identity = started(kfp, packaged)
+    kfp.runs[identity]["state_history"] = [{"state": state} for state in ("PENDING", "RUNNING", "CANCELING", "FAILED")]
+    result = invoke("watch", identity, "--host", kfp.url)
     assert result.exit_code == 3
     assert "was cancelled" in result.stderr
+    assert json.loads(invoke("runs", "--host", kfp.url, "--json").stdout)["runs"][0]["state"] == "CANCELED"
 
 
 def test_why_a_pod_does_not_start_is_said_once(kfp: KfpServer, packaged: Path) -> None:
@@ -187,8 +191,8 @@ def test_the_table(kfp: KfpServer, packaged: Path) -> None:
     watch._look()
     text = shown(watch.picture)
     assert [row.split() for row in text.splitlines() if "train" in row] == [
-        ["1/2", "train", "2", "done", "20.0", "%", "-", "1.5", "s"],
-        ["2/2", "train", "2", "done", "30.0", "%", "-", "1.5", "s"],
+        ["1/2", "train", "2", "done", "20.0", "%", "-", "8.0", "s"],
+        ["2/2", "train", "2", "done,", "1", "rejected", "30.0", "%", "-", "8.0", "s"],
     ]
     assert "SUCCEEDED" in text
     assert "..." not in text
