@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import itertools
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipelines.compile import PER_ITERATION, PER_TASK
 from tests.cluster.pipeline_runs import SILOS, SPACE, RunOnCluster, compiled, local_digest, silos_file
 from tests.cluster.release import Release, call, kubectl, until
 from tests.pipelines.commands import command, finish
@@ -44,6 +49,26 @@ def test_what_a_round_costs(fedavg: RunOnCluster) -> None:
             {"pods": len(pods), "tasks": tasks, "seconds": _span(pods), "seconds_per_task": _span(pods) / tasks, "own": sum(spent) / tasks}
         )
     )
+
+
+def test_what_a_step_adds_to_argos_object(fedavg: RunOnCluster) -> None:
+    """The compiler's ceiling rests on it: measured on what Argo keeps, compressed as Argo does when it grows."""
+    found = json.loads(kubectl("-n", SPACE, "get", "workflow", "-l", f"pipeline/runid={fedavg.id}", "-o", "json"))["items"][0]
+    nodes = found["status"]["nodes"]
+    sizes = [_compressed({key: node for key, node in nodes.items() if _step(node) < most}) for most in range(5)]
+    added = [after - before for before, after in itertools.pairwise(sizes)]
+    allowed = PER_ITERATION + PER_TASK * (len(SILOS) + 1)
+    print(json.dumps({"bytes_per_step": added, "allowed": allowed, "spec": len(json.dumps(found["spec"]))}))
+    assert sum(added) / len(added) < allowed
+
+
+def _step(node: dict[str, Any]) -> int:
+    found = re.search(r"iteration-iterations\((\d+):", node["name"])
+    return int(found[1]) if found else -1
+
+
+def _compressed(nodes: dict[str, Any]) -> int:
+    return len(base64.b64encode(gzip.compress(json.dumps(nodes, separators=(",", ":")).encode())))
 
 
 def _moments(pod: dict[str, Any]) -> tuple[float, float]:
