@@ -144,8 +144,13 @@ def list_runs(api: Api, everyone: bool) -> Iterator[tuple[dict[str, Any], str]]:
     query = {"page_size": PAGE, "sort_by": "created_at desc", "namespace": api.namespace}
     for run in api.pages(f"{API}/runs", "runs", query):
         name = _pipeline_of(api, run, names)
-        if everyone or name.startswith(OURS):
+        if everyone or name.startswith(OURS) or (not name and _has_our_form(run)):
             yield run, name
+
+
+def _has_our_form(run: Mapping[str, Any]) -> bool:
+    """How a run is known whose pipeline has been deleted."""
+    return {"dataset", "rounds", "seed", "overrides", "spec", "run"} <= set(mapping(mapping(run.get("runtime_config")).get("parameters")))
 
 
 def _pipeline_of(api: Api, run: Mapping[str, Any], names: dict[str, str]) -> str:

@@ -19,7 +19,7 @@ from pipelines.kfp_package import read_package
 from pipelines.kfp_tasks import DONE, FAILED, RUNNING
 from pipelines.kfp_watch import Picture, draw, summary
 from tests.pipelines.commands import command, finish, invoke
-from tests.pipelines.kfp_server import KfpServer, Workflow, running_kfp
+from tests.pipelines.kfp_server import KfpServer, Workflow, moment, running_kfp
 
 LAUNCHER = """time="2026-11-17T14:07:26.609Z" level=info msg="capturing logs" argo=true
 I1117 14:07:26.759989      16 main.go:61] Setting log level to: '1'
@@ -258,12 +258,12 @@ def test_runs(kfp: KfpServer, packaged: Path) -> None:
     assert "no runs yet" in invoke("runs", "--host", kfp.url).stderr
     for number in range(3):
         started(kfp, packaged, "--set", "target=chalk", "--name", f"run {number}")
-    foreign = dict(
-        next(iter(kfp.runs.values())), run_id="f" * 8, display_name="of others", pipeline_version_reference={"pipeline_id": "gone"}
-    )
-    kfp.runs["f" * 8] = foreign
+    run = next(iter(kfp.runs.values()))
+    gone = {"created_at": moment(-1), "pipeline_version_reference": {"pipeline_id": "deleted"}}
+    kfp.runs["f" * 8] = {**run, **gone, "run_id": "f" * 8, "display_name": "of others", "runtime_config": {"parameters": {"rounds": 1}}}
+    kfp.runs["e" * 8] = {**run, **gone, "run_id": "e" * 8, "display_name": "of a deleted one"}
     listed = json.loads(invoke("runs", "--host", kfp.url, "--json").stdout)["runs"]
-    assert [run["name"] for run in listed] == ["run 2", "run 1", "run 0"]
+    assert [run["name"] for run in listed] == ["run 2", "run 1", "run 0", "of a deleted one"]
     assert listed[0]["pipeline"] == "siloflow-test"
     assert listed[0]["target"] == "chalk"
     assert [run["name"] for run in json.loads(invoke("runs", "--host", kfp.url, "--json", "-n", "1").stdout)["runs"]] == ["run 2"]
