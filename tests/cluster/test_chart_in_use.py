@@ -150,7 +150,7 @@ def watch(release: Release, space: str) -> None:
     text = call("helm", "template", release.name, CHART, "-n", release.space, "--kube-version", "1.35.0", *words, text=release.everything())
     rules = next(one for one in yaml.safe_load_all(text.stdout) if one and one["kind"] == "PrometheusRule")
     config = {
-        "global": {"scrape_interval": "2s", "evaluation_interval": "2s"},
+        "global": {"scrape_interval": "5s", "scrape_timeout": "5s", "evaluation_interval": "2s"},
         "rule_files": ["/config/rules.yaml"],
         "scrape_configs": [_scrape_roles(release), *_scrape_services(release, space)],
     }
