@@ -104,7 +104,7 @@ class FedDG(FedAvg[FedDGHyper]):
 
     def _pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Out of the network's normalisation: only of pixels, which are not negative, is the mean's phase zero."""
-        return torch.addcmul(self._mean.to(images.device), images, self._std.to(images.device)).clamp_(0, 1)
+        return scaled(images, self._std.to(images.device), self._mean.to(images.device)).clamp_(0, 1)
 
     def transform(self, images: torch.Tensor, amplitude: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """T(x): each image with the amplitudes of one image of one other silo, both drawn evenly."""
@@ -115,7 +115,7 @@ class FedDG(FedAvg[FedDGHyper]):
             full = self.hyper.mix == "full"
             share = torch.ones(len(images)) if full else torch.rand(len(images), generator=self._draws)
             pixels = mix_amplitudes(self._pixels(images), amplitude[drawn], share.to(images), self._reach).clamp_(0, 1)
-            return pixels.sub_(self._mean.to(images.device)).div_(self._std.to(images.device))
+            return scaled(pixels, 1 / self._std.to(images.device), -(self._mean / self._std).to(images.device))
 
     def loss(self, model: Network, batch: Batch, silo: Silo) -> torch.Tensor:
         """L_in(w) + L_out(w'), w' = w - beta clip(grad L_in); to first order, so dw'/dw = 1."""
@@ -130,6 +130,13 @@ class FedDG(FedAvg[FedDGHyper]):
         inner.backward()
         logits = functional_call(model, stepped_state(model, hyper.inner_lr, hyper.clip), (copies,))
         return inner.detach() + cross_entropy(logits, labels, hyper.label_smoothing)
+
+
+def scaled(images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """images * scale + shift with a number per channel, a line of pixels at a time (see Samples), in channels_last order."""
+    count, channels, height, width = images.shape
+    lines = images.permute(0, 2, 3, 1).reshape(count * height, width * channels) * scale.flatten().repeat(width)
+    return lines.add_(shift.flatten().repeat(width)).view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 def amplitudes(pixels: torch.Tensor, reach: int) -> torch.Tensor:

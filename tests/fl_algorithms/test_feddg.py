@@ -341,7 +341,7 @@ def test_a_run_publishes_models_and_amplitudes_and_nothing_else(start: Start) ->
     run.result()
     model = set(run.federation.algorithm.build().state_dict())
     published = [set(Payload(path)) for path in run.stored(".safetensors")]
-    assert all(names in (model, {"amplitude"}, {"amplitude", "counts"}) for names in published)
+    assert all(names in (model, {"amplitude"}, {"amplitude", "counts"}, {"confusion"}) for names in published)  # the last: the evaluator
     assert {"amplitude", "counts"} in published
     assert not list((run.folder / "private").rglob("*.safetensors"))
 
