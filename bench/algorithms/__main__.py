@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bench.algorithms import silos
+from bench.algorithms import layout, silos
 from bench.algorithms.pictures import lay_out
 from bench.algorithms.table import table
 
@@ -89,7 +89,7 @@ def measure(row: str, pictures: Path, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.algorithms", description="cost of a step beside a reference loop")
-    parser.add_argument("--only", nargs="+", choices=[*ROWS, "silos"], default=[*ROWS, "silos"])
+    parser.add_argument("--only", nargs="+", choices=[*ROWS, "layout", "silos"], default=[*ROWS, "layout", "silos"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="write docs/performance-algorithms.md and .json")
     options = parser.parse_args()
@@ -101,6 +101,9 @@ def main() -> None:
             "decode_seconds": round(silos.settle(pictures), 2),
         }  # fmt: skip
         found["rows"] = [measure(row, pictures, options.repeats) for row in ROWS if row in options.only]
+        if "layout" in options.only:
+            print("layout", file=sys.stderr)
+            found["layout"] = layout.measure(options.repeats)
         if "silos" in options.only:
             print("silos", file=sys.stderr)
             found["together"], found["first_batch"] = (
@@ -109,8 +112,17 @@ def main() -> None:
             )
     print(json.dumps(found, indent=1))
     if options.write:
-        (ROOT / "docs" / "performance-algorithms.json").write_text(json.dumps(found, indent=1) + "\n")
-        (ROOT / "docs" / "performance-algorithms.md").write_text(table(found))
+        write(found)
+
+
+def write(found: dict[str, Any]) -> None:
+    """What was not measured now stays as it was."""
+    page, data = (ROOT / "docs" / f"performance-algorithms.{suffix}" for suffix in ("md", "json"))
+    before = json.loads(data.read_text()) if data.exists() else {"rows": []}
+    rows = {row["row"]: row for row in [*before["rows"], *found["rows"]]}
+    merged = {**before, **found, "rows": [rows[row] for row in ROWS if row in rows]}
+    data.write_text(json.dumps(merged, indent=1) + "\n")
+    page.write_text(table(merged))
 
 
 if __name__ == "__main__":

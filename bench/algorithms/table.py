@@ -23,6 +23,11 @@ FEDSR = """
 FedSR's step is mostly convolutions, which no loader can save; what its released code wastes is in getting the batch.
 """
 
+LAYOUT = """
+channels_last alone, {network}, forwards and backwards: {contiguous_ms} -> {channels_last_ms} ms an image. Where this CPU gains nothing from
+it, neither do the steps that are mostly such convolutions.
+"""
+
 SILOS = """
 Two silos at once on {cores} cores: {two_silos_seconds} s, one alone {one_silo_seconds} s: {ratio}x (reach: {reach}x).
 """
@@ -41,6 +46,7 @@ def table(found: dict[str, Any]) -> str:
             text += FEDSR
         if "stacked_with_vmap_ms" in row:
             text += STACKED.format(**row)
+    text += "".join(LAYOUT.format(**entry) for entry in found.get("layout", []) if entry["network"] == "resnet-18")
     if "together" in found:
         text += SILOS.format(**found["together"]) + FIRST.format(**found["first_batch"])
     return text
