@@ -129,9 +129,10 @@ def server_task(store: str, run: str, step: str) -> dict[str, float]:
     """Combine, then count right answers on the target when a round is over; returns numbers to show."""
     role, started = take_part(store, run, layout.SERVER), time.monotonic()
     federation, (round, exchange) = role.federation, parse_step(step)
-    broadcast = server_step(role, round, exchange) if exchange != COUNT else None
-    if broadcast is not None and exchange == federation.last_exchange(round) and federation.counts(round):
-        evaluate_step(take_part(store, run, layout.EVALUATOR), round)
+    with within(federation.spec.deadline, "server"):
+        broadcast = server_step(role, round, exchange) if exchange != COUNT else None
+        if broadcast is not None and exchange == federation.last_exchange(round) and federation.counts(round):
+            evaluate_step(take_part(store, run, layout.EVALUATOR), round)
     told = facts(role, round, exchange, broadcast, started)
     print(line(told), flush=True)
     return {name: float(value) for name, value in told.items() if isinstance(value, (int, float))}

@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.cluster.release import IMAGE, Release, kubectl
 from tests.pipelines.commands import command, finish
 
-SPACE, PREFIX = os.environ.get("KFP_NAMESPACE", "kubeflow"), "pipes"
+SPACE, PREFIX = os.environ.get("KFP_NAMESPACE", "kubeflow"), "siloflow"
 SILOS = ("chalk", "neon", "paper")
 SMALL = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
 SPEC: dict[str, Any] = {
@@ -59,8 +57,8 @@ def installed() -> Iterator[Release]:
 
 
 def compiled(folder: Path, kind: str, silos: dict[str, Any] | None = None, name: str = "package") -> Path:
-    (folder / "silos.yaml").write_text(yaml.safe_dump(silos or silos_file()))
-    (folder / "spec.yaml").write_text(yaml.safe_dump({"algorithm": "fedavg", **SPEC}))
+    (folder / "silos.yaml").write_text(json.dumps(silos or silos_file()))
+    (folder / "spec.yaml").write_text(json.dumps({"algorithm": "fedavg", **SPEC}))
     out = folder / f"{name}-{kind}.yaml"
     code, _, said = finish(command("compile", folder / "silos.yaml", "--spec", folder / "spec.yaml", "--pipeline", kind, "-o", out))
     assert code == 0, said
@@ -71,7 +69,7 @@ def local_digest(folder: Path, algorithm: str) -> str:
     """What the local engine ends with for the same spec."""
     spec = {**SPEC, "algorithm": algorithm, "hyper": {**SPEC["hyper"], **HYPER.get(algorithm, {})}}
     file = folder / f"{algorithm}.yaml"
-    file.write_text(yaml.safe_dump(spec))
+    file.write_text(json.dumps(spec))
     words = ("run", file, "--json", "--no-report", "--out", folder / f"local-{algorithm}")
     code, out, said = finish(command(*words, env={**os.environ, "SILOFLOW_CACHE": str(folder / "cache")}), SECONDS)
     assert code == 0, said

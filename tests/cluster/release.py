@@ -32,6 +32,17 @@ MINIO_IMAGE = os.environ.get("SILOFLOW_MINIO_IMAGE", "localhost/siloflow-minio:d
 MINIO_BUILD = shlex.split(os.environ.get("SILOFLOW_MINIO_BUILD", ""))
 PATIENCE = 300.0  # seconds; the node may be busy
 T = TypeVar("T")
+REACH = """
+import socket, sys
+for place in sys.argv[1:]:
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 5).close()
+        print(place, "reached", flush=True)
+    except OSError as error:
+        print(place, "not", flush=True)
+"""
+WAIT_AND_REACH = "import time; time.sleep(10)" + REACH  # a new pod is unprotected for a moment on some clusters
 
 
 def require_cluster() -> None:
@@ -174,3 +185,17 @@ def pod(name: str, labels: dict[str, str], *words: str) -> dict[str, Any]:
     whole = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
     spec = {"containers": [container], "securityContext": whole, "automountServiceAccountToken": False, "terminationGracePeriodSeconds": 0}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+
+
+def reached_by(release: Release, asking: dict[str, Any]) -> set[str]:
+    """Which of the places that the pod was given it could reach."""
+    name = asking["metadata"]["name"]
+    asking["spec"]["restartPolicy"] = "Never"
+    kubectl("-n", release.space, "apply", "-f", "-", text=json.dumps(asking))
+    log = until(lambda: _log(release, name), f"pod {name}")
+    return {line.split()[0] for line in log.splitlines() if line.endswith("reached")}
+
+
+def _log(release: Release, name: str) -> str | None:
+    phase = kubectl("-n", release.space, "get", "pod", name, "-o", "jsonpath={.status.phase}")
+    return kubectl("-n", release.space, "logs", name) if phase in ("Succeeded", "Failed") else None

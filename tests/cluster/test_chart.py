@@ -17,23 +17,12 @@ import pytest
 import yaml
 from minio.error import S3Error
 
-from tests.cluster.release import Release, call, kubectl, namespace, pod, require_cluster, until
+from tests.cluster.release import WAIT_AND_REACH, Release, call, kubectl, namespace, pod, reached_by, require_cluster, until
 from tests.helm.chart import CHART, FEATURES, objects, rendered
 
 pytestmark = pytest.mark.cluster
 READY_SECONDS = 120  # from `helm install` to all ready
 SILOS = ["hospital-a", "hospital-b"]
-REACH = """
-import socket, sys
-for place in sys.argv[1:]:
-    host, _, port = place.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), 5).close()
-        print(place, "reached", flush=True)
-    except OSError as error:
-        print(place, "not", flush=True)
-"""
-WAIT_AND_REACH = "import time; time.sleep(10)" + REACH  # a new pod is unprotected for a moment on some clusters
 
 
 @pytest.fixture(scope="module")
@@ -130,26 +119,13 @@ def test_silos_reach_the_store_and_nothing_else(release: Release) -> None:
         "KFP": "ml-pipeline.kubeflow.svc:8888",
     }
     reached = {
-        "silo": _reached(release, pod("silo", labels, "-c", WAIT_AND_REACH, *places.values())),
-        "outsider": _reached(release, pod("outsider", {}, "-c", WAIT_AND_REACH, *places.values())),
+        "silo": reached_by(release, pod("silo", labels, "-c", WAIT_AND_REACH, *places.values())),
+        "outsider": reached_by(release, pod("outsider", {}, "-c", WAIT_AND_REACH, *places.values())),
     }
     kubectl("-n", release.space, "delete", "pod", "other-silo", "open", "silo", "outsider", "--wait=true")
     assert {name for name, place in places.items() if place in reached["silo"]} == {"store"}
     expected = {"open pod", "API server"} | ({"KFP"} if kubectl("get", "svc", "-n", "kubeflow", "ml-pipeline", code=None) else set())
     assert {name for name, place in places.items() if place in reached["outsider"]} == expected
-
-
-def _reached(release: Release, asking: dict[str, Any]) -> set[str]:
-    name = asking["metadata"]["name"]
-    asking["spec"]["restartPolicy"] = "Never"
-    kubectl("-n", release.space, "apply", "-f", "-", text=json.dumps(asking))
-    log = until(lambda: _log(release, name), f"pod {name}")
-    return {line.split()[0] for line in log.splitlines() if line.endswith("reached")}
-
-
-def _log(release: Release, name: str) -> str | None:
-    phase = kubectl("-n", release.space, "get", "pod", name, "-o", "jsonpath={.status.phase}")
-    return kubectl("-n", release.space, "logs", name) if phase in ("Succeeded", "Failed") else None
 
 
 KEPT = ("secret", "configmap", "statefulset", "service", "networkpolicy", "serviceaccount", "persistentvolumeclaim")

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from components import layout
-from tests.cluster.release import Release, call, forward, kubectl, namespace, pod, require_cluster, until
+from tests.cluster.release import WAIT_AND_REACH, Release, call, forward, kubectl, namespace, pod, reached_by, require_cluster, until
 from tests.helm.chart import CHART
 
 pytestmark = pytest.mark.cluster
@@ -89,6 +89,28 @@ def test_pipelines_are_in_kfp(site: Site) -> None:
 def versions(host: str, pipeline: str) -> list[str]:
     answer = fetch(f"{host}/apis/v2beta1/pipelines/{pipeline}/versions?page_size=200")
     return sorted(one["display_name"] for one in answer.get("pipeline_versions", ()))
+
+
+def test_steps_of_kfp_runs_reach_kfp_and_the_store_and_nothing_else(site: Site) -> None:
+    """On request only; the launcher in such a pod needs KFP and the API server."""
+    space = site.release.space
+    ends = json.loads(kubectl("get", "endpoints", "kubernetes", "-o", "json"))["subsets"][0]
+    server = f"{ends['addresses'][0]['ip']}:{ends['ports'][0]['port']}"
+    site.release.values["networkPolicy"] |= {"runs": True, "apiServer": [f"{ends['addresses'][0]['ip']}/32"]}
+    site.release.upgrade()
+    places = {
+        "store": f"siloflow-store.{space}.svc:9000",
+        "KFP": "ml-pipeline.kubeflow.svc:8888",
+        "API server": server,
+        "Prometheus": f"prometheus.{site.watching}.svc:9090",
+    }
+    step = pod("step", {"app.kubernetes.io/name": "siloflow", "siloflow.io/role": "silo"}, "-c", WAIT_AND_REACH, *places.values())
+    reached = reached_by(site.release, step)
+    outsider = reached_by(site.release, pod("outsider", {}, "-c", WAIT_AND_REACH, *places.values()))
+    kubectl("-n", space, "delete", "pod", "step", "outsider")
+    assert {name for name, place in places.items() if place in reached} == {"store", "KFP", "API server"}
+    assert {name for name, place in places.items() if place in outsider} == {"KFP", "API server", "Prometheus"}
+    site.release.values["networkPolicy"]["runs"] = False
 
 
 # ---- nightly

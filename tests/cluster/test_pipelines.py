@@ -32,8 +32,8 @@ def test_a_silos_pod_has_its_own_keys_and_volume_and_no_other(fedavg: RunOnClust
     for pod in mine:
         silo = pod["metadata"]["labels"]["siloflow.io/silo"]
         text = json.dumps(pod["spec"])
-        assert f'"pipes-{silo}"' in text
-        assert not [other for other in (*SILOS, "server", "evaluator") if other != silo and f'"pipes-{other}"' in text]
+        assert f'"siloflow-{silo}"' in text
+        assert not [other for other in (*SILOS, "server", "evaluator") if other != silo and f'"siloflow-{other}"' in text]
 
 
 def test_what_a_round_costs(fedavg: RunOnCluster) -> None:
@@ -98,9 +98,9 @@ def test_a_deleted_silo_pod_is_retried_to_the_same_digest(stepwise: Path, folder
 def test_a_resident_run_survives_the_store_for_twenty_seconds(resident: Path, folder: Path) -> None:
     run = RunOnCluster(resident, "csac")
     until(lambda: all(run.running(silo) for silo in SILOS), "all silos", 1200)
-    kubectl("-n", SPACE, "scale", "statefulset", "pipes-store", "--replicas=0")
+    kubectl("-n", SPACE, "scale", "statefulset", "siloflow-store", "--replicas=0")
     time.sleep(20)
-    kubectl("-n", SPACE, "scale", "statefulset", "pipes-store", "--replicas=1")
+    kubectl("-n", SPACE, "scale", "statefulset", "siloflow-store", "--replicas=1")
     assert run.wait() == "SUCCEEDED", run.logs()
     assert run.digest() == local_digest(folder, "csac")
 
@@ -108,11 +108,11 @@ def test_a_resident_run_survives_the_store_for_twenty_seconds(resident: Path, fo
 def test_a_bad_data_path_fails_with_one_line_and_later_rounds_fail_fast(release: Release, folder: Path) -> None:
     """The images of neon are said to be in a folder that its volume does not have."""
     silos = silos_file()
-    silos["silos"][1]["data"] = {"claim": "pipes-neon", "sub_path": "not/there", "path": "/images"}
-    silos["evaluator"]["data"] = {"claim": "pipes-server", "sub_path": "target", "path": "/images"}
+    silos["silos"][1]["data"] = {"claim": "siloflow-neon", "sub_path": "not/there", "path": "/images"}
+    silos["evaluator"]["data"] = {"claim": "siloflow-server", "sub_path": "target", "path": "/images"}
     for silo in (0, 2):
         silos["silos"][silo]["data"] = {"claim": silos["silos"][silo]["state"]["claim"], "sub_path": "own", "path": "/images"}
-    _draw({"pipes-server": "target/pencil", "pipes-chalk": "own/chalk", "pipes-paper": "own/paper"})
+    _draw({"siloflow-server": "target/pencil", "siloflow-chalk": "own/chalk", "siloflow-paper": "own/paper"})
     run = RunOnCluster(compiled(folder, "stepwise", silos, "bad"), "fedavg", "--set", "dataset=folder", "--set", "dataset.image_size=32")
     assert run.wait() == "FAILED"
     lines = [line for line in run.logs("--silo", "neon").splitlines() if "error: " in line]
