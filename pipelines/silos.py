@@ -150,6 +150,23 @@ class SilosFile(Strict):
                 first[name] = role
         return self
 
+    @model_validator(mode="after")
+    def _distinct_in_a_pod(self) -> SilosFile:
+        """KFP names a volume after the Secret or claim in it: two of one name make a pod that Kubernetes refuses."""
+        pods = self.pods()
+        together = [(role, pod.state, pod.data, (role,)) for role, pod in pods.items()]
+        together.append((SERVER, self.server.state, self.evaluator.data, (SERVER, EVALUATOR)))
+        for role, state, data, secrets in together:
+            names = [volume.claim for volume in (state, data) if volume is not None]
+            names += [secret_name(one, pods[one]) for one in secrets] + ([self.ca_secret] if self.ca_secret else [])
+            twice = [name for name, times in Counter(names).items() if times > 1]
+            if twice:
+                raise ValueError(
+                    f"expected claims and Secrets of different names in a pod of {role}, found {twice[0]!r} twice: KFP would give two "
+                    "volumes one name; rename one"
+                )
+        return self
+
     def _secrets(self) -> Iterator[tuple[str, str]]:
         return ((role, secret_name(role, pod)) for role, pod in self.pods().items())
 

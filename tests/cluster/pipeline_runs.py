@@ -33,11 +33,11 @@ def claim(name: str) -> dict[str, Any]:
 
 def silos_file(**changes: Any) -> dict[str, Any]:
     """Each silo with a Secret and a volume of its own, one with its keys as variables."""
-    silos = [{"name": name, "state": {"claim": f"{PREFIX}-{name}"}, "secret": f"{PREFIX}-{name}", "resources": SMALL} for name in SILOS]
+    silos = [{"name": name, "state": {"claim": f"state-{name}"}, "secret": f"{PREFIX}-{name}", "resources": SMALL} for name in SILOS]
     silos[1]["secret_as"] = "env"
     return {
         "store": f"s3://{PREFIX}-store.{SPACE}.svc:9000/fed?tls=false", "image": {"name": IMAGE}, "silos": silos,
-        "server": {"state": {"claim": f"{PREFIX}-server"}, "secret": f"{PREFIX}-server", "resources": SMALL},
+        "server": {"state": {"claim": "state-server"}, "secret": f"{PREFIX}-server", "resources": SMALL},
         "evaluator": {"secret": f"{PREFIX}-evaluator", "resources": SMALL}, **changes,
     }  # fmt: skip
 
@@ -45,7 +45,7 @@ def silos_file(**changes: Any) -> dict[str, Any]:
 @contextmanager
 def installed() -> Iterator[Release]:
     """Store, buckets, users and keys by the chart; volumes by hand."""
-    names = [f"{PREFIX}-{role}" for role in (*SILOS, "server")]
+    names = [*(f"state-{role}" for role in (*SILOS, "server")), *(f"images-{role}" for role in (*SILOS, "evaluator"))]
     kubectl("apply", "-f", "-", text="\n---\n".join(json.dumps(claim(name)) for name in names))
     release = Release(SPACE, {**silos_file(), "networkPolicy": {"enabled": False}}, PREFIX)
     release.install()

@@ -32,7 +32,7 @@ def test_a_silos_pod_has_its_own_keys_and_volume_and_no_other(fedavg: RunOnClust
     for pod in mine:
         silo = pod["metadata"]["labels"]["siloflow.io/silo"]
         text = json.dumps(pod["spec"])
-        assert f'"siloflow-{silo}"' in text
+        assert f'"siloflow-{silo}"' in text and f'"state-{silo}"' in text
         assert not [other for other in (*SILOS, "server", "evaluator") if other != silo and f'"siloflow-{other}"' in text]
 
 
@@ -108,11 +108,14 @@ def test_a_resident_run_survives_the_store_for_twenty_seconds(resident: Path, fo
 def test_a_bad_data_path_fails_with_one_line_and_later_rounds_fail_fast(release: Release, folder: Path) -> None:
     """The images of neon are said to be in a folder that its volume does not have."""
     silos = silos_file()
-    silos["silos"][1]["data"] = {"claim": "siloflow-neon", "sub_path": "not/there", "path": "/images"}
-    silos["evaluator"]["data"] = {"claim": "siloflow-server", "sub_path": "target", "path": "/images"}
-    for silo in (0, 2):
-        silos["silos"][silo]["data"] = {"claim": silos["silos"][silo]["state"]["claim"], "sub_path": "own", "path": "/images"}
-    _draw({"siloflow-server": "target/pencil", "siloflow-chalk": "own/chalk", "siloflow-paper": "own/paper"})
+    for entry in silos["silos"]:
+        entry["data"] = {
+            "claim": f"images-{entry['name']}",
+            "sub_path": "not/there" if entry["name"] == "neon" else "own",
+            "path": "/images",
+        }
+    silos["evaluator"]["data"] = {"claim": "images-evaluator", "sub_path": "own", "path": "/images"}
+    _draw({"images-evaluator": "own/pencil", "images-chalk": "own/chalk", "images-paper": "own/paper", "images-neon": "own/neon"})
     run = RunOnCluster(compiled(folder, "stepwise", silos, "bad"), "fedavg", "--set", "dataset=folder", "--set", "dataset.image_size=32")
     assert run.wait() == "FAILED"
     lines = [line for line in run.logs("--silo", "neon").splitlines() if "error: " in line]
