@@ -60,18 +60,14 @@ def test_what_provisioning_made_is_right(site: Site) -> None:
     ("role", "right", "resource", "named"),
     [
         ("silo-a", "get", "silo-b/*", "a: get in silo-b: expected AccessDenied, found it allowed (2 of 120"),
-        ("silo-a", "delete", "global/*", "a: delete in global: expected AccessDenied, found it allowed (1 of 120"),
         ("silo-b", "put", "global/*", "b: put in global: expected AccessDenied, found it allowed (1 of 120"),
         ("evaluator", "list", "silo-a", "evaluator: list in silo-a: expected AccessDenied, found it allowed (2 of 120"),
-        ("server", "put", "silo-a/*", "server: put in silo-a: expected AccessDenied, found it allowed (1 of 120"),
     ],
 )
 def test_a_loosened_policy_is_named(site: Site, role: str, right: str, resource: str, named: str) -> None:
     loosen(site, role, right, resource)
     assert named in verified(site, code=4).stderr
     assert objects(site) == []
-    site.provision()
-    verified(site)
 
 
 def test_a_policy_that_is_too_strict_is_named(site: Site) -> None:
