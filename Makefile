@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-cluster lint types pytest minio helm prometheus chromium chaos bench-exchange bench-algorithms bench-scrape clean
+.PHONY: run test test-cluster lint types pytest minio helm prometheus chromium chaos bench-exchange bench-pipelines bench-algorithms bench-scrape clean
 
 run: .venv/.run
 	@$(BIN)/siloflow run $(ARGS)
@@ -52,6 +52,10 @@ bench-exchange: .venv/.test minio .peer/.installed
 # What being scraped every second costs a process that trains.
 bench-scrape: .venv/.test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scrape
+
+# Seconds that each engine adds to a round, and the stepwise package to a task.
+bench-pipelines: .venv/.test
+	@$(BIN)/python -m bench.pipelines
 
 # What a step of each algorithm costs beside a plain loop, JSON on stdout. ARGS=--write puts the table into docs, ARGS='--only csac' runs a part.
 bench-algorithms: .venv/.test

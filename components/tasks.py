@@ -146,7 +146,7 @@ def facts(role: Role, round: int, exchange: str, broadcast: BroadcastManifest | 
     entry = next((one for one in rounds if one["target_accuracy"] is not None), {})
     losses = list(rounds[0]["train_loss"].values()) if rounds else []
     return {
-        "round": round, "rounds": federation.spec.rounds, "exchange": exchange, "evaluated_round": entry.get("round"),
+        "run": federation.run, "round": round, "rounds": federation.spec.rounds, "exchange": exchange, "evaluated_round": entry.get("round"),
         "accuracy": entry.get("target_accuracy"),
         "validation": next((one["validation_accuracy"] for one in rounds if one["validation_accuracy"] is not None), None),
         "train_loss": sum(losses) / len(losses) if losses else None, "bytes_up": rounds[0]["bytes"]["up"] if rounds else 0,

@@ -28,7 +28,7 @@ def test_a_good_file(tmp_path: Path) -> None:
 BAD = {
     "store: s3://h/f\nsilos: [{nmae: a}]": "unknown field 'silos.0.nmae': did you mean 'name'",
     "store: s3://h/f\nsilo: [{name: a}]": "unknown field 'silo': did you mean 'silos'",
-    "store: s3://h/f\nsilos: [{name: a}]\nregion: eu": "unknown field 'region': expected one of ca_secret, evaluator, image, server, service_account",
+    "store: s3://h/f\nsilos: [{name: a}]\nregion: eu": "unknown field 'region': expected one of ca_secret, evaluator, image, server,",
     "silos: [{name: a}]": "store: missing; it is required",
     "store: s3://h/f\nsilos: []": "silos: tuple should have at least 1 item",
     "store: s3://h/f\nsilos: [{name: A}]": "silos.0.name: expected 1 to 63 of a-z 0-9 -, no - at either end, found 'A'",
