@@ -144,7 +144,16 @@ CHART_REFUSES: list[tuple[Any, str]] = [
         "silos[1].state: expected a volume of its own",
     ),
     (
-        {"silos": [{"name": "a", "state": {"claim": "c"}, "data": {"claim": "d"}}]},
+        {"silos": [{"name": "a", "data": {"claim": "c"}, "state": {"claim": "c"}}]},
+        "silos[0]: expected claims and Secrets of different names",
+    ),
+    (
+        {"silos": A, "server": {"state": {"claim": "c"}}, "evaluator": {"data": {"claim": "c"}}},
+        "evaluator.data: expected claims and Secrets of different names",
+    ),
+    ({"silos": [{"name": "a", "secret": "x"}], "ca_secret": "x"}, "silos[0]: expected claims and Secrets of different names"),
+    (
+        {"silos": [{"name": "a", "state": {"claim": "c", "path": "/data"}, "data": {"claim": "d"}}]},
         "silos[0].state.path: expected another path than that of data",
     ),
     (

@@ -7,6 +7,7 @@
 {{- $pod := $role.pod }}
 {{- $resources := mergeOverwrite (dict "requests" (dict "cpu" "500m" "memory" "1Gi") "limits" (dict "cpu" "1" "memory" "4Gi")) (deepCopy ($pod.resources | default dict)) }}
 {{- with $pod.gpu }}{{ $_ := set $resources.limits (.type | default "nvidia.com/gpu") .count }}{{ end }}
+{{- $state := dig "path" "/state" ($pod.state | default dict) }}
 {{- $address := include "siloflow.storeWith" (list $root (printf "/%s" $root.Values.resident.run)) -}}
 {{ include "siloflow.podBase" $root }}
 restartPolicy: OnFailure
@@ -52,8 +53,8 @@ containers:
       - {name: SILOFLOW_METRICS_PORT, value: {{ $root.Values.monitoring.port | quote }}}
       - {name: SILOFLOW_METRICS_ADDRESS, value: 0.0.0.0}
       - {name: SILOFLOW_PIPELINE, value: resident}
-      - {name: SILOFLOW_STATE, value: /state}
-      - {name: SILOFLOW_CACHE, value: /state/cache}
+      - {name: SILOFLOW_STATE, value: {{ $state }}}
+      - {name: SILOFLOW_CACHE, value: {{ $state }}/cache}
       {{- $cores := toString $resources.limits.cpu }}
       {{- $threads := ternary (div (trimSuffix "m" $cores | int) 1000) ($cores | float64 | floor | int) (hasSuffix "m" $cores) }}
       - {name: SILOFLOW_THREADS, value: {{ max 1 $threads | quote }}}
@@ -75,7 +76,7 @@ containers:
       {{- if ne ($pod.secret_as | default "file") "env" }}
       - {name: credentials, mountPath: /credentials/{{ $role.role }}, readOnly: true}
       {{- end }}
-      - {name: state, mountPath: /state{{ with dig "sub_path" "" ($pod.state | default dict) }}, subPath: {{ . }}{{ end }}}
+      - {name: state, mountPath: {{ $state }}{{ with dig "sub_path" "" ($pod.state | default dict) }}, subPath: {{ . }}{{ end }}}
       {{- with $pod.data }}
       - {name: data, mountPath: {{ .path | default "/data" }}, readOnly: true{{ with .sub_path }}, subPath: {{ . }}{{ end }}}
       {{- end }}

@@ -58,7 +58,7 @@ Each message names the value, what was expected, what was found and what to do.
 {{- $_ := set $states $place $value }}
 {{- end }}
 {{- if and .pod.data .pod.state }}
-{{- if eq (.pod.data.path | default "/data") (.pod.state.path | default "/data") }}
+{{- if eq (.pod.data.path | default "/data") (.pod.state.path | default "/state") }}
 {{- fail (printf "%s.state.path: expected another path than that of data, found %q for both; set one" .value (.pod.data.path | default "/data")) }}
 {{- end }}
 {{- end }}
@@ -106,6 +106,18 @@ Each message names the value, what was expected, what was found and what to do.
 {{- end }}
 {{- end }}
 
+{{/* KFP names a volume after the Secret or claim in it, so the product refuses two of one name in a pod. (list $ value state data secret...) */}}
+{{- define "siloflow.validate.distinct" -}}
+{{- $names := dict }}
+{{- $all := concat (slice . 4) (list (dig "claim" "" (index . 2 | default dict)) (dig "claim" "" (index . 3 | default dict)) ((index . 0).Values.ca_secret | default "")) }}
+{{- range $name := without $all "" }}
+{{- if hasKey $names $name }}
+{{- fail (printf "%s: expected claims and Secrets of different names in a pod, found %q twice: KFP would give two volumes one name; rename one" (index $ 1) $name) }}
+{{- end }}
+{{- $_ := set $names $name true }}
+{{- end }}
+{{- end }}
+
 {{/* Secrets: no two roles share one, and those that the chart does not make are there. */}}
 {{- define "siloflow.validate.secrets" -}}
 {{- $v := .Values }}
@@ -115,10 +127,13 @@ Each message names the value, what was expected, what was found and what to do.
 {{- fail (printf "%s.secret: expected a Secret of its own, found %q, which %s has too: each could read and change what is the other's; give one another" .value .secret (index $owner .secret)) }}
 {{- end }}
 {{- $_ := set $owner .secret .value }}
+{{- include "siloflow.validate.distinct" (list $ .value .pod.state .pod.data .secret) }}
 {{- if not $v.createSecrets }}
 {{- include "siloflow.requireSecret" (list $ (printf "%s.secret" .value) .secret "access_key" "secret_key") }}
 {{- end }}
 {{- end }}
+{{- $evaluator := $v.evaluator | default dict }}
+{{- include "siloflow.validate.distinct" (list . "evaluator.data" ($v.server | default dict).state $evaluator.data) }}
 {{- with $v.ca_secret }}{{ include "siloflow.requireSecret" (list $ "ca_secret" . "ca.crt") }}{{ end }}
 {{- if $v.embeddedStore.enabled }}
 {{- with $v.embeddedStore.adminSecret }}{{ include "siloflow.requireSecret" (list $ "embeddedStore.adminSecret" . "access_key" "secret_key") }}{{ end }}
