@@ -25,6 +25,7 @@ from fl_algorithms.models import Network
 from fl_algorithms.randomness import stream, stream_seed
 from fl_algorithms.samples import Batch
 from fl_algorithms.training import evaluating, fit, learning_rate, make_optimizer, optimizer_slots, restore_slots, run_epochs
+from fl_algorithms.uncompiled import take_step
 
 PRIVATE = "fedadg."  # names in the silo's private state
 Reference = Literal["learned", "frozen", "gaussian", "uniform", "laplace"]
@@ -284,7 +285,7 @@ def descend(optimizer: Optimizer, loss: torch.Tensor, rate: float, before_step: 
     loss.backward(inputs=own)
     if before_step is not None:
         before_step()
-    optimizer.step()
+    take_step(optimizer)
 
 
 def _under(private: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ from fl_algorithms.contract import Silo
 from fl_algorithms.errors import Unusable
 from fl_algorithms.randomness import stream
 from fl_algorithms.samples import Batch
+from fl_algorithms.uncompiled import leave_the_compiler_alone, take_step
 
 Draw = Callable[[int, int, torch.Generator], torch.Tensor]  # (available, wanted, generator) -> row numbers of one epoch
 
@@ -36,6 +37,7 @@ def learning_rate(
 
 def make_optimizer(kind: str, parameters: Iterator[nn.Parameter], momentum: float, weight_decay: float) -> Optimizer:
     """The learning rate is set before every epoch, so the one given here is never used."""
+    leave_the_compiler_alone()
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if kind == "adam":
         return torch.optim.Adam(trainable, lr=0.0, weight_decay=weight_decay, fused=True)
@@ -101,7 +103,7 @@ def fit(
         value.backward()
         if before_step is not None:
             before_step()
-        optimizer.step()
+        take_step(optimizer)
         return value.detach()
 
     return run_epochs(model, silo, rates, batch_size, step, steps_per_epoch, stage, draw)

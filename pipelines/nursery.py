@@ -14,8 +14,6 @@ with contextlib.suppress(OSError, AttributeError):  # another system has no such
     # an engine that is stopped while this process still imports torch must not leave it behind for those seconds
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-import torch._dynamo  # noqa: E402, F401  the first step of an optimiser imports it: 1.2 s, here once instead of in every worker
-
 import components.worker  # noqa: E402, F401
 import pipelines.workers  # noqa: E402, F401
 

@@ -155,6 +155,41 @@ def test_the_process_that_drives_a_run_never_loads_torch() -> None:
     assert not loaded_by(*modules) & {"torch", "torchvision", "sklearn", "scipy", "matplotlib", "kfp"}
 
 
+TRAIN = """
+import sys
+import torch
+from fl_algorithms.training import make_optimizer, optimizer_slots, restore_slots
+from fl_algorithms.uncompiled import take_step
+plain = {}
+for kind in ("adam", "sgd"):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = make_optimizer(kind, model.parameters(), 0.9, 1e-4)
+    for _ in range(3):
+        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.zero_grad(set_to_none=True)
+        model(torch.ones(3, 4)).square().sum().backward()
+        take_step(optimizer)
+    restore_slots(optimizer, optimizer_slots(optimizer))
+    plain[kind] = model.weight.detach().clone()
+assert "torch._dynamo" not in sys.modules
+for kind in ("adam", "sgd"):  # and as torch does it
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = make_optimizer(kind, model.parameters(), 0.9, 1e-4)
+    for _ in range(3):
+        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.zero_grad(set_to_none=True)
+        model(torch.ones(3, 4)).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(model.weight, plain[kind]), kind
+"""
+
+
+def test_training_never_loads_torchs_compiler_and_steps_as_torch_does() -> None:
+    subprocess.run([sys.executable, "-c", TRAIN], cwd=ROOT, timeout=120, check=True)
+
+
 def test_a_silo_on_one_machine_never_loads_the_s3_client() -> None:
     loaded = loaded_by("components.worker")
     assert "torch" in loaded
