@@ -154,8 +154,8 @@ class SilosFile(Strict):
     def _distinct_in_a_pod(self) -> SilosFile:
         """KFP names a volume after the Secret or claim in it: two of one name make a pod that Kubernetes refuses."""
         pods = self.pods()
-        together = [(role, pod.state, pod.data, (role,)) for role, pod in pods.items()]
-        together.append((SERVER, self.server.state, self.evaluator.data, (SERVER, EVALUATOR)))
+        together = [(role, pod.state, pod.data, [role]) for role, pod in pods.items()]
+        together.append((SERVER, self.server.state, self.evaluator.data, [SERVER, EVALUATOR]))
         for role, state, data, secrets in together:
             names = [volume.claim for volume in (state, data) if volume is not None]
             names += [secret_name(one, pods[one]) for one in secrets] + ([self.ca_secret] if self.ca_secret else [])
