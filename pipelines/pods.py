@@ -11,6 +11,7 @@ from pipelines.silos import Pod, SilosFile, Volume, secret_name
 CREDENTIALS, CA = "/credentials", "/ca"
 USER = 10001  # of the image
 RETRIES = 2
+METRICS_PORT = 9464  # as in the chart's values
 KEYS = {"access_key": "SILOFLOW_ACCESS_KEY", "secret_key": "SILOFLOW_SECRET_KEY"}
 LONGEST = "864000s"  # KFP's default of an hour would end the retries of a long training
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from components.layout import EVALUATOR, SERVER
 from pipelines.form import Form
-from pipelines.pods import settle
+from pipelines.pods import METRICS_PORT, settle
 from pipelines.silos import SilosFile
 
 
@@ -47,4 +47,6 @@ def everybody(file: SilosFile, runs: Any, newer: bool) -> list[Any]:
     tasks = [settle(silo_resident(store=file.store, runs=runs, silo=silo), file, [silo], silo, newer) for silo in file.names]
     tasks.append(settle(server_resident(store=file.store, runs=runs), file, [SERVER], "server", newer))
     tasks.append(settle(evaluator_resident(store=file.store, runs=runs), file, [EVALUATOR], "evaluator", newer))
+    for task in tasks:  # only these live long enough to be scraped
+        task.set_env_variable("SILOFLOW_METRICS_PORT", str(METRICS_PORT))
     return tasks

@@ -89,6 +89,13 @@ def test_a_silos_pod_is_what_its_entry_says() -> None:
     }  # fmt: skip
 
 
+def test_only_tasks_that_last_are_scraped() -> None:
+    chart = yaml.safe_load((Path(__file__).parents[2] / "helm/siloflow/values.yaml").read_text())
+    for kind, tasks in (("stepwise", set[str]()), ("resident", {"chalk", "neon", "server", "evaluator"})):
+        found = {name: variables(container) for name, (container, _) in pods(compiled(file_of(), SPEC, kind, "2.14")).items()}
+        assert {name for name, own in found.items() if own.get("SILOFLOW_METRICS_PORT") == str(chart["monitoring"]["port"])} == tasks
+
+
 def test_nobody_gets_the_keys_of_another() -> None:
     """Only the server's tasks have two roles: its own and the evaluator's."""
     for kind, who in (("stepwise", "server"), ("resident", "evaluate")):
