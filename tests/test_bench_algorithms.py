@@ -35,7 +35,7 @@ def test_both_sides_of_a_row_take_the_same_images(made_up: Path, monkeypatch: py
     monkeypatch.setattr(femnist, "PICTURES", 70)
     total = sum(len(labels) for _, labels in femnist.drawn().values())
     assert femnist.product(made_up)() == femnist.reference(made_up)() == total
-    assert femnist.stacked(made_up)() == 2 * 64
+    assert femnist.stacked(made_up)() == femnist.in_turn(made_up)() == 2 * 64
     with torch.random.fork_rng():
         assert training.fedsr_batch(made_up)() == product.fedsr_batch(made_up)() == 32
 

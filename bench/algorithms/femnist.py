@@ -11,8 +11,11 @@ import torch
 from bench.algorithms.product import CPU, Accepted, Run
 from fl_algorithms.contract import Server, Silo, Task
 from fl_algorithms.fedavg import MODEL
+from fl_algorithms.losses import cross_entropy
+from fl_algorithms.models import Network, build_model
 from fl_algorithms.registry import ALGORITHMS
 from fl_algorithms.samples import Samples
+from fl_algorithms.training import make_optimizer
 
 WRITERS, PICTURES = 10, 200
 MEAN, STD = (0.1736,), (0.3248,)
@@ -57,28 +60,50 @@ def product(_: Path) -> Run:
     return round
 
 
-def stacked(_: Path) -> Run:
-    """The same clients trained at once with torch.func and vmap, as a measure of whether that pays. It is no part of the product."""
-    from torch.func import functional_call, grad, vmap
+# ---- whether training clients at once would pay: the product's layers, the same images, no dropout (vmap cannot draw it as they do)
 
-    from bench.reference.others import femnist_cnn
 
-    network = femnist_cnn()
-    images = torch.rand(WRITERS, PICTURES - PICTURES % 64, 1, 28, 28)
-    labels = torch.randint(62, images.shape[:2])
+def _without_dropout() -> tuple[Network, torch.Tensor, torch.Tensor]:
+    network = build_model("femnist-cnn", 62, 1, 28).to(memory_format=torch.channels_last)
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.eval()
+    images = torch.rand(WRITERS, max(64, PICTURES - PICTURES % 64), 1, 28, 28)
+    return network, images, torch.randint(62, images.shape[:2])
 
-    def loss(state: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(functional_call(network, state, (x,)), y)
 
-    gradients = vmap(grad(loss), randomness="different")
+def in_turn(_: Path) -> Run:
+    network, images, labels = _without_dropout()
+    start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
 
     def round() -> int:
-        state = {name: p.detach().expand(WRITERS, *p.shape).clone() for name, p in network.named_parameters()}
-        momentum = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        for own, answers in zip(images, labels, strict=True):
+            network.load_state_dict(start)
+            optimizer = make_optimizer("sgd", network.parameters(), 0.9, 1e-4)
+            for x, y in zip(own.split(64), answers.split(64), strict=True):
+                optimizer.zero_grad()
+                cross_entropy(network(x), y).backward()
+                optimizer.step()
+        return labels.numel()
+
+    return round
+
+
+def stacked(_: Path) -> Run:
+    from torch.func import functional_call, grad, vmap
+
+    network, images, labels = _without_dropout()
+    start = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    gradients = vmap(grad(lambda state, x, y: cross_entropy(functional_call(network, state, (x,)), y)))
+
+    def round() -> int:
+        own = {name: torch.nn.Parameter(tensor.expand(WRITERS, *tensor.shape).clone()) for name, tensor in start.items()}
+        optimizer = make_optimizer("sgd", iter(own.values()), 0.9, 1e-4)
         for x, y in zip(images.split(64, 1), labels.split(64, 1), strict=True):
-            for name, gradient in gradients(state, x, y).items():
-                momentum[name].mul_(0.9).add_(gradient).add_(state[name], alpha=1e-4)
-                state[name].add_(momentum[name], alpha=-0.1)
+            found = gradients({name: parameter.detach() for name, parameter in own.items()}, x, y)
+            for name, parameter in own.items():
+                parameter.grad = found[name].contiguous()
+            optimizer.step()
         return labels.numel()
 
     return round

@@ -7,7 +7,7 @@ from typing import Any
 HEAD = """# Cost of a step
 
 Made by `make bench-algorithms ARGS=--write`, which also writes the JSON beside it. One thread, process CPU time, ms per image;
-product and reference take turns in one run, the best of {repeats} counts. Pictures: {pictures}. {machine}.
+product and reference of a row take turns in one run, the best turn counts. Pictures: {pictures}. {machine}.
 The references (`bench/reference`) are straightforward loops in the manner of the papers' code.
 
 | step | reference | siloflow | ratio | reach |
@@ -15,8 +15,8 @@ The references (`bench/reference`) are straightforward loops in the manner of th
 """
 
 STACKED = """
-FEMNIST clients trained at once with `torch.func.vmap` take {stacked_with_vmap_ms} ms an image on this CPU, one after another in one
-process {product_ms}: a batch of 64 fills a core already, and ten models do not fit its cache. So a process plays its clients in turn.
+FEMNIST clients without dropout, with the product's layers on both sides: {in_turn_ms} ms an image in turn, {at_once_ms} all at once with
+`torch.func.vmap`. The product trains them in turn, so that its contract knows nothing of stacks.
 """
 
 FEDSR = """
@@ -30,6 +30,7 @@ it, neither do the steps that are mostly such convolutions.
 
 SILOS = """
 Two silos at once on {cores} cores: {two_silos_seconds} s, one alone {one_silo_seconds} s: {ratio}x (reach: {reach}x).
+This is wall time: it means something only on a machine that has nothing else to do (its load is above).
 """
 
 FIRST = """First batch from a warm, verified cache: {seconds} s (reach: {reach:g} s).
@@ -44,7 +45,7 @@ def table(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         if row["row"] == "fedsr-batch":
             text += FEDSR
-        if "stacked_with_vmap_ms" in row:
+        if "at_once_ms" in row:
             text += STACKED.format(**row)
     text += "".join(LAYOUT.format(**entry) for entry in found.get("layout", []) if entry["network"] == "resnet-18")
     if "together" in found:
