@@ -146,8 +146,8 @@ def facts(role: Role, round: int, exchange: str, broadcast: BroadcastManifest | 
     entry = next((one for one in rounds if one["target_accuracy"] is not None), {})
     losses = list(rounds[0]["train_loss"].values()) if rounds else []
     return {
-        "run": federation.run, "round": round, "rounds": federation.spec.rounds, "exchange": exchange, "evaluated_round": entry.get("round"),
-        "accuracy": entry.get("target_accuracy"),
+        "run": federation.run, "round": round, "rounds": federation.spec.rounds, "exchange": exchange,
+        "evaluated_round": entry.get("round"), "accuracy": entry.get("target_accuracy"),
         "validation": next((one["validation_accuracy"] for one in rounds if one["validation_accuracy"] is not None), None),
         "train_loss": sum(losses) / len(losses) if losses else None, "bytes_up": rounds[0]["bytes"]["up"] if rounds else 0,
         "accepted": len(broadcast.accepted) if broadcast else 0, "missing": len(broadcast.missing) if broadcast else 0,
