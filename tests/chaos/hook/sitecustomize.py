@@ -139,12 +139,12 @@ def _watch_steps(modules: dict[str, Any]) -> None:
         with _watched("reading"):  # every update has been read, nothing is published
             check_quorum(*arguments)
 
-    def counted(model: Callable[..., Any], samples: Any) -> Any:
+    def counted(model: Callable[..., Any], samples: Any, **options: Any) -> Any:
         def dies(images: Any) -> Any:
             _strike()
             return model(images)
 
-        return count(dies if "inside" in _moments("evaluation") else model, samples)
+        return count(dies if "inside" in _moments("evaluation") else model, samples, **options)
 
     server.check_quorum, silo.count = checked, counted
 
