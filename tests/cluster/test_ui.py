@@ -44,13 +44,13 @@ class Browser:
         self.page.wait_for_timeout(4_000)  # the graph settles
         self.page.screenshot(path=PICTURES / f"kfp-{name}.png")
 
-    def task(self, name: str, artifact: str) -> None:
-        """Open the panel of a task and, in it, how its artifact is shown."""
-        self.page.get_by_text(name, exact=True).first.click()
-        self.page.get_by_text("Input/Output", exact=True).first.wait_for(timeout=PATIENCE)
+    def artifact(self, name: str, picture: str) -> str:
+        """Open the panel of an artifact in the graph and how it is shown; the text that is then on the page."""
         self.page.wait_for_timeout(3_000)
-        self.page.get_by_text("Visualization", exact=True).first.click()
-        self.page.wait_for_timeout(4_000)
+        self.page.get_by_text(name, exact=True).first.click()
+        self.page.get_by_text("Visualization", exact=True).first.click(timeout=PATIENCE)
+        self.shot(picture)
+        return str(self.page.inner_text("body"))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_run_form_has_our_fields(fedavg: RunOnCluster, browser: Browser) -> 
         f"&pipelineVersionId={version['pipeline_version_id']}",
         "rounds",
     )
-    browser.page.set_viewport_size({"width": 1400, "height": 1900})
+    browser.page.set_viewport_size({"width": 1400, "height": 1440})
     browser.shot("run-form")
     text = browser.page.inner_text("body")
     assert all(field in text for field in ("algorithm", "dataset", "target", "rounds", "seed", "overrides", "spec"))
@@ -87,15 +87,11 @@ def test_the_graph_shows_the_loop(fedavg: RunOnCluster, browser: Browser) -> Non
 
 
 def test_metrics_confusion_matrix_and_report(fedavg: RunOnCluster, browser: Browser) -> None:
-    browser.show(f"#/runs/details/{fedavg.id}", "evaluate")
-    browser.page.wait_for_timeout(3_000)
-    browser.task("evaluate", "confusion")
-    browser.shot("metrics")
-    text = browser.page.inner_text("body")
-    assert "accuracy_last" in text
-    assert "Confusion matrix" in text
-    browser.show(f"#/runs/details/{fedavg.id}", "report")
-    browser.page.wait_for_timeout(3_000)
-    browser.task("report", "page")
-    browser.shot("report")
-    assert [frame for frame in browser.page.frames if "<title" in frame.content() and "siloflow" in frame.content().lower()]
+    place = f"#/runs/details/{fedavg.id}"
+    browser.show(place, "evaluate")
+    assert "accuracy_last" in browser.artifact("metrics", "metrics")
+    browser.show(place, "evaluate")
+    assert "Confusion Matrix" in browser.artifact("confusion", "confusion")
+    browser.show(place, "report")
+    browser.artifact("page", "report")
+    assert [frame for frame in browser.page.frames if "siloflow" in frame.title()]
