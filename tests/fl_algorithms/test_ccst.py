@@ -360,7 +360,7 @@ def test_a_run_with_a_pair_publishes_models_styles_and_nothing_else(start: Start
     model = set(run.federation.algorithm.build().state_dict())
     styles = {f"{key}.{name}" for key in ("mean", "std") for name in run.silos}
     published = [set(Payload(path)) for path in run.stored(".safetensors")]
-    assert all(names in (model, styles | {PAIR}, {"mean", "std", PAIR}) for names in published)
+    assert all(names in (model, styles | {PAIR}, {"mean", "std", PAIR}, {"confusion"}) for names in published)  # the last: the evaluator
     assert not list((run.folder / "private").rglob("*.safetensors"))
 
 

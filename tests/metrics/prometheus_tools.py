@@ -117,7 +117,9 @@ def running_prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
     (folder / "prometheus.yml").write_text(json.dumps(config))
     binaries = tools()
     options = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb", f"--web.listen-address={server}"]
-    pushing = [binaries / "prometheus-pushgateway", f"--web.listen-address={gateway}"]
+    # Debian's keeps what was pushed in a file for all, unless told otherwise: a test would see what the one before it pushed
+    kept = f"--persistence.file={folder}/pushed"
+    pushing = [binaries / "prometheus-pushgateway", f"--web.listen-address={gateway}", kept]
     with ExitStack() as stack:
         stack.enter_context(_process(pushing, f"http://{gateway}/-/ready", folder / "gateway.log"))
         stack.enter_context(_process([binaries / "prometheus", *options], f"http://{server}/-/ready", folder / "prometheus.log"))
