@@ -84,6 +84,7 @@ def main() -> None:
         folder = Path(name)
         local(folder, SHORT)  # the data's cache
         rounds = [(engine_rounds(folder, LONG) / (LONG - 1), resident(folder, LONG) / (LONG - 1)) for _ in range(REPEATS)]
+        torch = median(timed([sys.executable, "-c", "import torch"], folder) for _ in range(REPEATS))
         whole, (stepped, tasks) = local(folder, SHORT), stepwise(folder, SHORT)
     engine, apart = (median(column) for column in zip(*rounds, strict=True))
     print(
@@ -92,7 +93,7 @@ def main() -> None:
                 "round_seconds": {"local": round(engine, 3), "resident": round(apart, 3), "ratio": round(apart / engine, 2)},
                 "stepwise_kfp_local": {
                     "seconds": round(stepped, 1), "local_seconds": round(whole, 1), "tasks": tasks,
-                    "overhead_per_task": round((stepped - whole) / tasks, 2),
+                    "overhead_per_task": round((stepped - whole) / tasks, 2), "of_which_import_torch": round(torch, 2),
                 },
                 "load": os.getloadavg()[0],
             },
