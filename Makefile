@@ -40,7 +40,7 @@ chromium:
 # What needs a cluster: images built for real, runs on a real Kubeflow Pipelines. CONTRIBUTING.md says how to get one.
 test-cluster: .venv/.test
 	@[ -n "$$KUBECONFIG" ] && [ -n "$$KFP_HOST" ] || { echo "error: KUBECONFIG and KFP_HOST: expected a cluster to test on, found neither or only one; set both (CONTRIBUTING.md)" >&2; exit 2; }
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster --timeout=3600 $(wildcard tests/cluster) tests/images $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster -s --timeout=3600 $(wildcard tests/cluster) tests/images $(ARGS)
 
 # Every fault many times, JSON on stdout; writes docs/reliability.md. ARGS='--only store' runs a part of it.
 chaos: .venv/.test minio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import resource
 import signal
@@ -14,10 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from components.spec import MAX_SPEC_BYTES, parse_mapping
 from tests.fuzz.mutation import Mutator
 from tests.fuzz.targets import Accepted, Bench, Target
 
-HANG = 3.0  # seconds of this process's own time; a spec of 64 KB takes almost one, and twice that beside a busy neighbour
+HANG = 1.0  # seconds of this process's own time, on a machine that reads the longest spec in half of that
 MOST_MEMORY = 200 << 20
 SHOWN = 5  # finds of a kind that are kept
 
@@ -73,7 +75,7 @@ def _feed(target: Target, data: bytes, findings: Findings) -> None:
         _keep(findings.accepted, data, str(error))
     except Hang:
         kind = "hang"
-        _keep(findings.hangs, data, f"more than {HANG:g} s")
+        _keep(findings.hangs, data, f"more than {patience():.2g} s")
     except Exception as error:
         kind = "crash"
         _keep(findings.crashes, data, f"{type(error).__name__}: {error}")
@@ -89,6 +91,14 @@ def _keep(finds: list[str], data: bytes, what: str) -> None:
         finds.append(f"{file.name}: {what[:200]!a}")
 
 
+@functools.cache
+def patience() -> float:
+    """HANG, or on a slower machine twice what the longest spec that is allowed takes to be read there."""
+    began = time.process_time()
+    parse_mapping("a: [" + "1," * (MAX_SPEC_BYTES // 2 - 4) + "1]", "longest")
+    return max(HANG, 2 * (time.process_time() - began))
+
+
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
     """CPU time, since the machine may be busy with something else."""
@@ -97,7 +107,7 @@ def _limited() -> Iterator[None]:
         raise Hang
 
     previous = signal.signal(signal.SIGPROF, expired)
-    signal.setitimer(signal.ITIMER_PROF, HANG)
+    signal.setitimer(signal.ITIMER_PROF, patience())
     try:
         yield
     finally:
