@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-cluster lint types pytest minio helm prometheus chromium chaos bench-exchange bench-pipelines bench-algorithms bench-scrape clean
+.PHONY: run test test-cluster lint types pytest minio helm prometheus chromium chaos bench-exchange bench-pipelines bench-algorithms bench-scrape docs clean
 
 run: .venv/.run
 	@$(BIN)/siloflow run $(ARGS)
@@ -60,6 +60,11 @@ bench-pipelines: .venv/.test
 # What a step of each algorithm costs beside a plain loop, JSON on stdout. ARGS=--write puts the table into docs, ARGS='--only csac' runs a part.
 bench-algorithms: .venv/.test
 	@$(BIN)/python -m bench.algorithms $(ARGS)
+
+# The pages that are made from the code: commands, algorithms, components.
+docs: .venv/.run
+	@$(BIN)/python -m pipelines.reference_pages
+	@$(BIN)/python -m pipelines.component_pages
 
 # ---- set-up
 

@@ -42,7 +42,7 @@ def describe_algorithm(console: Console, name: str) -> None:
             ("paper", cls.paper),
             ("in short", inspect.cleandoc(cls.__doc__ or "")),
             ("leaves the silo", cls.leaves_silo),
-            ("exchanges", _exchanges(cls, cls.Hyper(**entry.defaults))),
+            ("exchanges", exchanges(cls, cls.Hyper(**entry.defaults))),
         ],
     )
     table = Table(box=None, padding=(0, 3, 0, 0), title="hyper-parameters, set with --set hyper.NAME=VALUE", title_justify="left")
@@ -51,14 +51,14 @@ def describe_algorithm(console: Console, name: str) -> None:
     table.add_column("meaning", header_style="dim")
     hints = get_type_hints(cls.Hyper, include_extras=True)
     for field in dataclasses.fields(cls.Hyper):
-        kind, bounds, meaning = _declared(hints[field.name])
+        kind, bounds, meaning = declared(hints[field.name])
         allowed = Text(f" ({kind}{' ' if bounds else ''}{bounds})", style="dim")
-        table.add_row(field.name, _shown(entry.defaults.get(field.name, field.default)), Text.assemble(meaning, allowed))
+        table.add_row(field.name, shown(entry.defaults.get(field.name, field.default)), Text.assemble(meaning, allowed))
     console.print()
     console.print(table)
 
 
-def _exchanges(cls: Any, hyper: Any) -> str:
+def exchanges(cls: Any, hyper: Any) -> str:
     """Asked of the algorithm itself, for the example's task: names and bytes as they will be on the wire."""
     from fl_algorithms.contract import Task
 
@@ -78,7 +78,7 @@ def _upload(exchange: Any) -> str:
     return f"{exchange.name} {' + '.join(filter(None, amounts))}"
 
 
-def _declared(hint: Any) -> tuple[str, str, str]:
+def declared(hint: Any) -> tuple[str, str, str]:
     """Type, range and meaning, from `Annotated[type, bounds..., "meaning"]`."""
     kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     return _type_name(kind), allowed_range(hint), next((item for item in metadata if isinstance(item, str)), "")
@@ -94,7 +94,7 @@ def _type_name(kind: Any) -> str:
     return "null" if kind is type(None) else str(kind.__name__)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     return str(list(value)) if isinstance(value, (list, tuple)) else str(value)
