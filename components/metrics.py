@@ -87,6 +87,10 @@ OUTCOME = {
     "last_run_accuracy_ratio": Metric("gauge", ("rule",), "target accuracy by selection rule (last, best_validation, oracle)", 3),
     "last_run_bytes": Metric("gauge", ("direction",), "payload bytes of the last successful run (up, down)", 2),
     "last_run_rejected_updates": Metric("gauge", (), "updates that the guards refused in the last successful run", 1),
+    # of a whole benchmark, grouped by pipeline alone
+    "last_night_timestamp_seconds": Metric("gauge", (), "when the benchmark last ended, well or not, seconds since 1970", 1),
+    "last_night_exit_code": Metric("gauge", (), "exit code of the last benchmark; 6: a gate failed", 1),
+    "last_night_gate_passed": Metric("gauge", ("gate",), "1 if the gate passed, 0 if it failed (speed, accuracy, exact)", 3),
 }
 
 

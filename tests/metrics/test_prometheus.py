@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from components.errors import DeadlineError
+from components.gateway import push_night
 from components.metrics import EVERY_ROLE, METRICS, OUTCOME, PREFIX, start
 from tests.federations import DOMAINS, TARGET, draw_pictures, values
 from tests.metrics.dashboards import filled_in, panels, queries
@@ -43,6 +44,15 @@ def exposed_by(url: str) -> str:
     raise AssertionError(f"{url}: no round within 60 s")
 
 
+def night_row(seed: int, **changes: Any) -> dict[str, Any]:
+    """As in results.jsonl."""
+    return {
+        "algorithm": "fedavg", "target": "night-sky", "seed": seed, "status": "done", "exit_code": 0, "exact": False, "seconds": 2.0,
+        "setting": {"rounds": 3}, "accuracy": {"last": 0.5 + seed / 5, "best_validation": 0.4, "oracle": None},
+        "bytes": {"up": 10, "down": 20}, **changes,
+    }  # fmt: skip
+
+
 @contextmanager
 def scraped_run(folder: Path) -> Iterator[Scraped]:
     port, since = free_port(), time.time()
@@ -60,7 +70,9 @@ def scraped_run(folder: Path) -> Iterator[Scraped]:
             run.kill()
             run.communicate()
         assert code == 0, said
-        prometheus.wait_for("siloflow_last_success_timestamp_seconds")
+        assert list(push_night(prometheus.gateway, "nightly", "night-1", [night_row(0), night_row(1)], {"speed": True}, 0)) == []
+        prometheus.wait_for('siloflow_last_success_timestamp_seconds{pipeline="local"}')
+        prometheus.wait_for('siloflow_last_success_timestamp_seconds{pipeline="nightly"} offset 2s')  # panels look second by second
         yield Scraped(prometheus, since, json.loads(printed), said, exposed)
 
 
@@ -83,6 +95,8 @@ def the_series_say_what_the_result_says(scraped: Scraped) -> None:
     for rule, ratio in result["accuracy"].items():
         assert ask(f'siloflow_last_run_accuracy_ratio{group[:-1]}, rule="{rule}"}}') == ratio
     assert ask(f"siloflow_last_run_exit_code{group}") == 0
+    assert ask('siloflow_last_run_accuracy_ratio{pipeline="nightly", target="night-sky", rule="last"}') == 0.6
+    assert ask('siloflow_last_run_rounds{pipeline="nightly"}') == 3
     weights = scraped.prometheus.now("last_over_time(siloflow_silo_weight_ratio[5m])")
     assert {row["metric"]["silo"]: float(row["value"][1]) for row in weights} == result["history"][-1]["weights"]
     assert set(result["history"][-1]["weights"]) == set(DOMAINS)
@@ -99,7 +113,7 @@ def every_panel_has_data(scraped: Scraped) -> None:
 
 def every_rule_evaluates_and_none_fires_without_a_reason(scraped: Scraped) -> None:
     rules = [rule for group in scraped.prometheus.ask("rules")["groups"] for rule in group["rules"]]
-    assert len(rules) == 7
+    assert len(rules) == 8
     assert {rule["name"]: rule["lastError"] for rule in rules if rule["health"] != "ok" or rule.get("lastError")} == {}
     assert {rule["name"] for rule in rules if rule["state"] == "firing"} == set()
 
@@ -110,8 +124,23 @@ def a_failed_run_fires_and_leaves_the_last_success_on_the_gateway(scraped: Scrap
     recorder.failed(DeadlineError("silo ash: published nothing"))
     firing = scraped.prometheus.wait_for('ALERTS{alertname="SiloflowRunFailed", alertstate="firing"}')
     assert firing[0]["metric"]["algorithm"] == "fedavg"
-    assert scraped.prometheus.value("siloflow_last_run_exit_code") == DeadlineError.exit_code
-    assert scraped.prometheus.value('siloflow_last_run_accuracy_ratio{rule="last"}') == scraped.result["accuracy"]["last"]
+    assert scraped.prometheus.value('siloflow_last_run_exit_code{pipeline="local"}') == DeadlineError.exit_code
+    assert scraped.prometheus.value('siloflow_last_run_accuracy_ratio{pipeline="local", rule="last"}') == scraped.result["accuracy"]["last"]
+
+
+def a_red_night_fires_by_its_gate_and_its_cell(scraped: Scraped) -> None:
+    """The figures of the night before stay where a seed failed; the place where none did has new ones."""
+    rows = [night_row(0, status="failed", exit_code=3), night_row(1), night_row(0, target="other", accuracy={"last": 0.25})]
+    rows.append(night_row(0, target="tiny", exact=True))
+    assert list(push_night(scraped.prometheus.gateway, "nightly", "night-2", rows, {"speed": False, "accuracy": True}, 6)) == []
+    firing = scraped.prometheus.wait_for('ALERTS{alertname="SiloflowGateFailed", alertstate="firing"}')
+    assert [row["metric"]["gate"] for row in firing] == ["speed"]
+    assert scraped.prometheus.wait_for('ALERTS{alertname="SiloflowRunFailed", pipeline="nightly", alertstate="firing", target="night-sky"}')
+    ask = scraped.prometheus.value
+    assert ask('siloflow_last_run_accuracy_ratio{pipeline="nightly", target="night-sky", rule="last"}') == 0.6
+    assert ask('siloflow_last_run_accuracy_ratio{pipeline="nightly", target="other", rule="last"}') == 0.25
+    assert scraped.prometheus.now('siloflow_last_run_exit_code{target="tiny"}') == []
+    assert ask("siloflow_last_night_exit_code") == 6
 
 
 def promtool_likes_the_metrics(scraped: Scraped) -> None:
@@ -131,4 +160,5 @@ def test_a_real_run_and_a_real_prometheus(tmp_path: Path) -> None:
         every_panel_has_data(scraped)
         every_rule_evaluates_and_none_fires_without_a_reason(scraped)
         a_failed_run_fires_and_leaves_the_last_success_on_the_gateway(scraped)
+        a_red_night_fires_by_its_gate_and_its_cell(scraped)
         promtool_likes_the_metrics(scraped)

@@ -15,7 +15,7 @@ from tests.metrics.prometheus_tools import ROOT, RULES, promtool
 CASES = [Path(__file__).with_name(name) for name in ("rules_test.yaml", "nightly_rules_test.yaml")]
 ALERTS = (
     "SiloflowRoundStalled", "SiloflowSiloMissing", "SiloflowUpdateRejected", "SiloflowRunFailed", "SiloflowAccuracyDrop",
-    "SiloflowNightlyNotRun",
+    "SiloflowNightlyNotRun", "SiloflowGateFailed",
 )  # fmt: skip
 
 
@@ -61,6 +61,8 @@ def test_every_alert_is_tried_firing_and_silent(alert: str) -> None:
         ("2 * stddev_over_time", "0 * stddev_over_time"),
         ("> 26 * 3600", "> 20 * 3600"),
         ("for: 26h", "for: 20h"),
+        ('gate_passed{pipeline="nightly"} == 0', "gate_passed == 0"),
+        ('gate_passed{pipeline="nightly"} == 0', 'gate_passed{pipeline="nightly"} == 1'),
     ],
 )
 def test_a_wrong_rule_is_noticed(rule: str, instead: str, tmp_path: Path) -> None:
