@@ -136,7 +136,12 @@ def _other_hyper(theirs: str, ours: str, needed: Mapping[str, Any], here: Mappin
     wanted, had = {**wanted, **needed}, {**had, **(here.get("hyper") or {})}
     for name in sorted(wanted.keys() | had.keys()):
         if name not in _facts()["fields"] and (name not in wanted or name not in had or wanted[name] != had[name]):
-            yield f"{name} {wanted.get(name, 'as by default')}, here {had.get(name, 'as by default')}"
+            yield f"{name} {_brief(wanted, name)}, here {_brief(had, name)}"
+
+
+def _brief(hyper: Mapping[str, Any], name: str) -> str:
+    value = hyper.get(name, "as by default")
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _hyper(algorithm: str) -> dict[str, Any]:

@@ -10,11 +10,10 @@ import numpy as np
 
 from components.plan import flat
 from components.report.figures import Series, curves, figure, percent
+from components.report.frame import Section, absent, assemble, grid, notes
 from components.report.ledger import record_section
 from components.report.look import Insight, read_target
-from components.report.page import Section, assemble
 from components.report.record import Record
-from components.report.sections import absent, grid
 from components.report.svg import hue
 from components.report.tables import Cell, amount, byte_count, code, table, words
 from components.report.verdict import RULES, accuracies, headline
@@ -26,7 +25,8 @@ def compare_page(records: Sequence[Record]) -> str:
     names = _names(records)
     rounds = sorted({record.wanted_rounds for record in records})
     budget = f'<p class="under">Their budgets differ: {rounds[0]} to {rounds[-1]} rounds.</p>' if len(rounds) > 1 else ""
-    opening = f'<h1>{len(records)} runs</h1><p class="verdict">{_sentence(records, names)}</p>{budget}{_notes(records, names)}'
+    missing = [f"{name}: {note}" for record, name in zip(records, names, strict=True) for note in record.notes]
+    opening = f'<h1>{len(records)} runs</h1><p class="verdict">{_sentence(records, names)}</p>{budget}{notes(missing)}'
     parts: list[Section] = [
         (
             "runs",
@@ -65,14 +65,6 @@ def _sentence(records: Sequence[Record], names: Sequence[str]) -> str:
         f"<b>{escape(first)}</b> gets the most right on {where}: <strong>{percent(best)}</strong>, "
         f'<span class="up">{100 * (best - worst):.1f} points</span> more than {escape(last)}.'
     )
-
-
-def _notes(records: Sequence[Record], names: Sequence[str]) -> str:
-    items = [f"{name}: {note}" for record, name in zip(records, names, strict=True) for note in record.notes]
-    if not items:
-        return ""
-    listed = "".join(f"<li>{escape(text)}</li>" for text in items[:20])
-    return f'<aside class="notes" id="missing" role="note"><h2>Not everything is here</h2><ul>{listed}</ul></aside>'
 
 
 def _runs(records: Sequence[Record], names: Sequence[str]) -> str:

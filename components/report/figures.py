@@ -52,42 +52,61 @@ def legend_of(series: Sequence[tuple[str, str]]) -> str:
 # ---- curves
 
 
-def curves(name: str, heading: str, words: str, series: Sequence[Series], show: Format, whole: bool = False) -> str:
-    """Lines over rounds. `whole`: the axis is 0 to 1."""
+@dataclass(frozen=True)
+class Across:
+    """What goes from left to right: rounds, or whole numbers from 0 that have names."""
+
+    unit: str = "round"
+    names: Sequence[str] = ()
+
+    def name(self, value: float) -> str:
+        return self.names[int(value)] if self.names else f"{value:g}"
+
+
+ROUNDS = Across()
+
+
+def curves(
+    name: str, heading: str, words: str, series: Sequence[Series], show: Format, whole: bool = False,
+    across: Across = ROUNDS, from_zero: bool = True,
+) -> str:  # fmt: skip
+    """Lines over rounds. `whole`: the axis is 0 to 1. Not `from_zero`: it is as long as the values need."""
     drawn = [one for one in series if one.points][:MOST_SERIES]
     values = [y for one in drawn for _, y in one.points]
     rounds = [x for one in drawn for x, _ in one.points]
     drawing = Drawing(WIDTH, HEIGHT, f"{heading}: {', '.join(one.name for one in drawn)}")
-    marks = ticks(0.0, 1.0) if whole else ticks(min(min(values), 0.0), max(values))
+    marks = ticks(0.0, 1.0) if whole else ticks(min(min(values), 0.0) if from_zero else min(values), max(values))
     low, high = marks[0], marks[-1]
     first, last = min(rounds), max(max(rounds), min(rounds) + 1)
 
     def x(value: float) -> float:
-        return LEFT + (value - first) / (last - first) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (value - first) / (last - first) * (WIDTH - LEFT - RIGHT - (10 if across.names else 0))
 
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
     for mark in marks:
         drawing.line(LEFT, y(mark), WIDTH - RIGHT, y(mark), "grid")
-        drawing.text(LEFT - 6, y(mark) + 4, f"{100 * mark:.0f} %" if show is percent else plain(mark), "tick", "end")
-    for mark in thin([int(at) for at in range(int(first), int(last) + 1)], 8):
-        drawing.text(x(mark), HEIGHT - BOTTOM + 16, str(mark), "tick")
-    drawing.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, "round", "axis")
+        drawing.text(LEFT - 6, y(mark) + 4, f"{100 * mark:.3g} %" if show is percent else plain(mark), "tick", "end")
+    for mark in thin([int(at) for at in range(int(first), int(max(rounds if across.names else [last])) + 1)], 8):
+        drawing.text(x(mark), HEIGHT - BOTTOM + 16, across.name(mark), "tick")
+    drawing.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, across.unit, "axis")
     for one in reversed(drawn):  # the first is on top
-        _curve(drawing, one, x, y, show)
+        _curve(drawing, one, x, y, lambda at, value: f"{across.unit} {across.name(at)}: {show(value)}")
     left_out = len([one for one in series if one.points]) - len(drawn)
     note = f" The first {MOST_SERIES} are drawn, {left_out} are not." if left_out > 0 else ""
     return figure(name, heading, words + note, drawing.render(), legend_of([(one.name, one.kind) for one in drawn]))
 
 
-def _curve(drawing: Drawing, one: Series, x: Callable[[float], float], y: Callable[[float], float], show: Format) -> None:
+def _curve(
+    drawing: Drawing, one: Series, x: Callable[[float], float], y: Callable[[float], float], tip: Callable[[float, float], str]
+) -> None:
     chosen = [one.points[place] for place in thin(range(len(one.points)), MOST_POINTS)]
     if len(chosen) > 1:
         drawing.path(polyline((x(a), y(b)) for a, b in chosen), f"ln {one.kind}", one.name)
     if len(chosen) <= 40:
         for a, b in chosen:
-            drawing.path(marker(x(a), y(b), 3, 0), f"dot {one.kind}", one.name, f"{one.name}, round {a:g}: {show(b)}")
+            drawing.path(marker(x(a), y(b), 3, 0), f"dot {one.kind}", one.name, f"{one.name}, {tip(a, b)}")
 
 
 # ---- the plane

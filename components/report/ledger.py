@@ -11,8 +11,9 @@ import yaml
 from components import layout
 from components.manifest import UpdateManifest
 from components.report.figures import Series, curves, percent, plain, silo_series
+from components.report.frame import absent, grid
 from components.report.record import DAY, Record
-from components.report.sections import absent, by_silo, grid
+from components.report.sections import by_silo
 from components.report.strips import STAGES, layers, timeline
 from components.report.tables import amount, byte_count, code, pairs, seconds, table, words
 from fl_algorithms.registry import ALGORITHMS
@@ -157,12 +158,3 @@ def _digests(record: Record) -> list[tuple[str, str]]:
     if isinstance(images, dict):
         rows += [(f"images of {name}", code(str(value))) for name, value in sorted(images.items())]
     return rows
-
-
-def notes(record: Record) -> str:
-    """What is missing is said at the top, so that nobody takes a gap for a zero."""
-    if not record.notes:
-        return ""
-    items = "".join(f"<li>{escape(text)}</li>" for text in record.notes[:20])
-    more = f"<li>{len(record.notes) - 20} more of this kind</li>" if len(record.notes) > 20 else ""
-    return f'<aside class="notes" id="missing" role="note"><h2>Not everything is here</h2><ul>{items}{more}</ul></aside>'

@@ -31,8 +31,10 @@
         all("th[aria-sort]", table).forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", up ? "ascending" : "descending");
         const body = table.tBodies[0];
-        const rows = [...body.rows].sort((a, b) => (up ? 1 : -1) * compare(keyOf(a, at), keyOf(b, at)));
-        body.replaceChildren(...rows);
+        const groups = [];  // a row that belongs to the one above stays beneath it
+        for (const row of body.rows) if (row.classList.contains("beneath") && groups.length) groups.at(-1).push(row); else groups.push([row]);
+        groups.sort(([a], [b]) => (up ? 1 : -1) * compare(keyOf(a, at), keyOf(b, at)));
+        body.replaceChildren(...groups.flat());
       });
     });
   }

@@ -1,33 +1,14 @@
-"""One self-contained page: template, style and script are files beside this one; everything that is data goes through `escape`."""
+"""The page about one run: what was learned, who shaped it, what it cost, and how to run it again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
-from string import Template
 
 from components.report import ledger, sections
+from components.report.frame import Section, assemble, notes
 from components.report.look import Insight
 from components.report.record import Record
 from components.report.verdict import verdict
-
-Section = tuple[str, str, str, str]  # name, heading, a sentence, HTML
-
-
-def assemble(title: str, opening: str, parts: Sequence[Section]) -> str:
-    here = files("components.report")
-    body = opening + "".join(
-        f'<section id="{name}"><h2>{escape(heading)}</h2><p class="lead">{lead}</p>{content}</section>'
-        for name, heading, lead, content in parts
-    )
-    return Template((here / "page.html").read_text(encoding="utf-8")).substitute(
-        title=escape(title),
-        style=(here / "page.css").read_text(encoding="utf-8"),
-        script=(here / "page.js").read_text(encoding="utf-8"),
-        links="".join(f'<a href="#{name}">{escape(heading)}</a>' for name, heading, _, _ in parts),
-        body=body,
-    )
 
 
 def run_page(record: Record, insight: Insight) -> str:
@@ -41,7 +22,7 @@ def run_page(record: Record, insight: Insight) -> str:
     ]
     opening = (
         f'<h1>{escape(record.name)}</h1><p class="about">{escape(" · ".join(word for word in about if word))}</p>'
-        f"{verdict(record, len(insight.classes))}{ledger.notes(record)}"
+        f"{verdict(record, len(insight.classes))}{notes(record.notes)}"
     )
     parts: list[Section] = [
         ("learning", "Learning", "Round by round, on images that nobody trained on.", sections.learning(record)),

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from components.report.figures import Series, confusion_matrix, curves, figure, percent, plain, scatter, silo_series
+from components.report.frame import absent, grid
 from components.report.look import REFERENCE, Insight, Panel
 from components.report.record import Record, Round, Score
 from components.report.svg import hue
@@ -21,10 +22,6 @@ LARGEST = 1e12  # a silo may report anything; what is beyond this would flatten 
 MOST_CONFUSIONS = 10
 # dark to bright, readable without seeing red or green: black, violet, orange, yellow
 HEAT = np.array([[0, 0, 4], [87, 16, 110], [188, 55, 84], [249, 142, 9], [252, 255, 164]], np.float32)
-
-
-def absent(what: str) -> str:
-    return f'<p class="absent">{escape(what)}</p>'
 
 
 # ---- learning
@@ -78,10 +75,6 @@ def _rounds(record: Record) -> str:
 
 def _accuracy(score: Score | None) -> Cell:
     return amount(score.accuracy, percent(score.accuracy), score.accuracy) if score is not None else amount(None, "")
-
-
-def grid(parts: Sequence[str], kind: str = "grid") -> str:
-    return f'<div class="{kind}">{"".join(parts)}</div>'
 
 
 # ---- domains and classes

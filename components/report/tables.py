@@ -19,6 +19,10 @@ class Cell:
     kind: str = ""
 
 
+class Beneath(list[Cell]):
+    """A row that belongs to the one above it and stays there when the table is sorted."""
+
+
 def words(text: object, kind: str = "") -> Cell:
     return Cell(escape(str(text)), str(text).lower(), kind=kind)
 
@@ -38,12 +42,17 @@ def table(name: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]], ca
     )
     listed = list(rows)
     tall = " tall" if len(listed) > MOST_ROWS else ""
-    body = "".join(f"<tr>{''.join(_cell(cell, place) for place, cell in enumerate(row))}</tr>" for row in listed)
+    body = "".join(_row(row) for row in listed)
     title = f'<p class="cap">{caption}</p>' if caption else ""
     return (
         f'<div class="sheet">{title}<div class="scroll{tall}" tabindex="0" role="region" aria-label="{escape(name)}">'
         f'<table class="sortable" id="table-{escape(name)}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>'
     )
+
+
+def _row(row: Sequence[Cell]) -> str:
+    kind = ' class="beneath"' if isinstance(row, Beneath) else ""
+    return f"<tr{kind}>{''.join(_cell(cell, place) for place, cell in enumerate(row))}</tr>"
 
 
 def _cell(cell: Cell, place: int) -> str:
@@ -66,7 +75,9 @@ def code(text: str) -> str:
 def byte_count(count: float) -> str:
     if count < 1e6:
         return f"{count / 1e3:,.1f} kB" if count else "0"
-    return f"{count / 1e6:,.2f} MB" if count < 1e7 else f"{count / 1e6:,.1f} MB"
+    if count < 1e9:
+        return f"{count / 1e6:,.2f} MB" if count < 1e7 else f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e9:,.2f} GB"
 
 
 def seconds(count: float) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 from components.report import LIMIT
+from tests.report.browsing import MEASURE, opened
 
 COMMON = {
     "accuracy", "loss", "training", "rounds", "confusion", "confusions", "tsne-class", "tsne-domain", "weights", "drift", "timeline",
@@ -23,33 +21,6 @@ EXPECTED = {
 }
 PANELS = {"right-on-the-target", "wrong-on-the-target"}  # a model may have answers of one kind only
 NAMES = list(EXPECTED)
-
-# of each figure its name and how much it shows: drawn area, letters in tables, pictures with pixels
-MEASURE = """() => [...document.querySelectorAll("figure")].map((figure) => {
-  const drawn = [...figure.querySelectorAll("svg path, svg rect")].filter((part) => {
-    const box = part.getBBox(); const style = getComputedStyle(part);
-    return box.width + box.height > 0 && (style.fill !== "none" || style.stroke !== "none") && !part.classList.contains("grid");
-  });
-  const pictures = [...figure.querySelectorAll("img")].filter((image) => image.complete && image.naturalWidth > 8);
-  const cells = [...figure.querySelectorAll("tbody td")].filter((cell) => cell.textContent.trim());
-  return [figure.id, drawn.length, pictures.length, cells.length, figure.getBoundingClientRect().height];
-})"""
-
-
-@contextmanager
-def opened(browser: Browser, page: Path, **options: Any) -> Iterator[tuple[Page, list[str]]]:
-    """The page, and everything that went wrong or out while it was open."""
-    context = browser.new_context(**options)
-    tab, trouble = context.new_page(), []
-    tab.on("console", lambda message: trouble.append(f"console {message.type}: {message.text}"))
-    tab.on("pageerror", lambda error: trouble.append(f"error: {error}"))
-    tab.on("requestfailed", lambda request: trouble.append(f"failed: {request.url[:80]}"))
-    tab.on("request", lambda request: trouble.append(request.url[:80]) if not request.url.startswith(("file:", "data:")) else None)
-    tab.goto(page.as_uri())
-    try:
-        yield tab, trouble
-    finally:
-        context.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
