@@ -37,6 +37,12 @@ class QuorumError(SiloflowError):
     exit_code = 5
 
 
+class GateError(SiloflowError):
+    """A benchmark got worse: less accurate, slower, or another digest."""
+
+    exit_code = 6
+
+
 class Interrupted(SiloflowError):
     """Stopped by the user; the run can be resumed."""
 

@@ -33,6 +33,15 @@ def result_key(run: str) -> str:
     return f"runs/{run}/result.json"
 
 
+def history_key(bench: str) -> str:
+    """Of a benchmark, in the global bucket."""
+    return f"benchmarks/{bench}/history.json"
+
+
+def night_key(bench: str, when: str) -> str:
+    return f"benchmarks/{bench}/nights/{when.replace(':', '')}.jsonl"
+
+
 def failure_key(run: str) -> str:
     """Why an author gave up for good, in its own bucket (the server: in the global one): nobody need wait for its deadline."""
     return f"runs/{run}/failed.json"

@@ -127,8 +127,10 @@ class Player:
         return self._told(evaluate_step(self.role, round))
 
     def _told(self, manifest: Manifest) -> dict[str, Any]:
-        """What the engine needs to know of a step: never a list of tensors, but how often the store had to be asked again."""
-        return {**manifest.model_dump(exclude={"tensors", "parts", "personal"}), "retries": self.role.federation.store.retries}
+        """What the engine needs to know of a step: never a list of tensors, but how often the store had to be asked again,
+        and what this process has cost so far."""
+        told = manifest.model_dump(exclude={"tensors", "parts", "personal"})
+        return {**told, "retries": self.role.federation.store.retries, "cpu": {os.getpid(): time.process_time()}}
 
     def finish(self) -> dict[str, Any]:
         return plan.finish(self.role)

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from components.errors import InputError, SiloflowError
+from pipelines.bench_commands import bench, gate
 from pipelines.compile_command import compile_package
 from pipelines.data_commands import data_app
 from pipelines.kfp_commands import register as register_kfp
@@ -142,6 +143,8 @@ def resume(
 
 
 app.command("report")(write_report)
+for measured in (bench, gate):
+    app.command()(measured)
 
 
 # ---- specs

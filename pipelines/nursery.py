@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import ctypes
 import gc
-import signal
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from pipelines.workers import end_with_parent
 
-with contextlib.suppress(OSError, AttributeError):  # another system has no such call
-    # an engine that is stopped while this process still imports torch must not leave it behind for those seconds
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+# an engine that is stopped while this process still imports torch must not leave it behind for those seconds
+end_with_parent()
 
 import components.worker  # noqa: E402, F401
-import pipelines.workers  # noqa: E402, F401
 
 gc.collect()
 gc.freeze()  # the collector would otherwise write to every object's header, and so copy the shared pages one by one

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -14,6 +16,13 @@ from pathlib import Path
 from typing import Any
 
 LOG_LINES = 3
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent() -> None:
+    """This process is killed when the one that started it ends, however that ended."""
+    with contextlib.suppress(OSError, AttributeError):  # another system has no such call
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def cores() -> int:

@@ -53,8 +53,16 @@ class Scores:
     @cached_property
     def algorithms(self) -> list[str]:
         """Best average after the last round first; who has not every target comes last."""
+        return self.ranked("last")
+
+    def ranked(self, rule: str) -> list[str]:
         names = list(dict.fromkeys(str(row["algorithm"]) for row in self.done))
-        return sorted(names, key=lambda name: -(found.mean if (found := self.average(name)) is not None else -1.0))
+        return sorted(names, key=lambda name: -(found.mean if (found := self.average(name, rule)) is not None else -1.0))
+
+    def places(self, rule: str = "last") -> dict[str, Spread]:
+        """By `algorithm/target`."""
+        found = {f"{name}/{target}": self.cell(name, target, rule) for name in self.algorithms for target in self.targets}
+        return {place: one for place, one in found.items() if one is not None}
 
     def of(self, algorithm: str) -> list[Row]:
         return [row for row in self.done if row["algorithm"] == algorithm]
