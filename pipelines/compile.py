@@ -15,8 +15,8 @@ from components.spec import check_name
 from pipelines.form import MEANING, Form, form_of
 from pipelines.silos import SilosFile
 
-Kind = Literal["stepwise", "resident", "benchmark"]
-KINDS = ("stepwise", "resident", "benchmark")
+Kind = Literal["stepwise", "resident", "benchmark", "nightly"]
+KINDS = ("stepwise", "resident", "benchmark", "nightly")
 SERVERS = ("2.14", "2.17")
 ARGO_OBJECT = 1 << 20  # bytes: etcd takes no larger one
 # Bytes that one more step adds to Argo's object, once Argo has compressed it: for the iteration itself and for each of its tasks.

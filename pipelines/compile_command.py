@@ -11,7 +11,7 @@ import typer
 def compile_package(
     silos: Annotated[Path, typer.Argument(metavar="SILOS", help="The federation's silos.yaml.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the package.")] = Path("siloflow.yaml"),
-    pipeline: Annotated[str, typer.Option(help="stepwise: to see every round; resident: hundreds of rounds; benchmark.")] = "stepwise",
+    pipeline: Annotated[str, typer.Option(help="stepwise: see every round; resident: many rounds; benchmark; nightly.")] = "stepwise",
     spec: Annotated[Path | None, typer.Option(metavar="FILE", help="Spec for the run form's defaults; none: the example.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Set a field of it. Repeatable.")] = None,
     server: Annotated[str, typer.Option(help="Oldest server it must run on: 2.14, or 2.17 for drop-downs and sub paths.")] = "2.14",
@@ -26,6 +26,9 @@ def compile_package(
     from pipelines.example import EXAMPLE
     from pipelines.silos import read_silos
 
+    if pipeline == "nightly" and (spec is not None or settings):
+        given = "--spec" if spec is not None else "--set"
+        raise InputError(f"{given}: expected none with --pipeline nightly, whose form has no spec; `siloflow submit --set benchmark=...`")
     file = read_silos(silos)
     values = apply_overrides(read_spec(spec) if spec is not None else EXAMPLE, settings or [])
     documents = compiled(file, values, pipeline, server)

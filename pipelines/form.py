@@ -22,6 +22,8 @@ MEANING = {
     "seed": "Root of every random stream; -1: as in spec",
     "overrides": 'Further fields on top of all others, YAML or JSON, such as {"hyper.lr": 0.01, "quorum": 0.5}',
     "spec": "A spec as YAML text, for what has no field of its own",
+    "benchmark": "A benchmark instead of the image's bench/nightly.yaml, as a mapping; empty: that one",
+    "baseline": "Its baseline, as `siloflow gate --accept` writes it; empty: the image's bench/baseline.json",
     "run": "Name of the run in the exchange store; empty: KFP's id of the run. The name of an unfinished run continues it",
 }
 
