@@ -1,4 +1,4 @@
-"""The installed chart at work: pipelines in KFP, a run of resident roles, a nightly run, and a real Prometheus that watches them.
+"""The installed chart at work: pipelines in KFP, a run of resident roles, nights of the benchmark, and a real Prometheus that watches them.
 
 SILOFLOW_PROMETHEUS_IMAGE has Debian's prometheus and prometheus-pushgateway (default localhost/prometheus:dev). The tests build on
 each other, in this order.
@@ -11,15 +11,17 @@ import os
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 import yaml
 
-from components import layout
+from tests.cluster.nights import Nights
 from tests.cluster.release import WAIT_AND_REACH, Release, call, forward, kubectl, namespace, pod, reached_by, require_cluster, until
 from tests.helm.chart import CHART
+from tests.nights import BENCHMARK, FIRST, RED, accepted_here
 
 pytestmark = pytest.mark.cluster
 PROMETHEUS_IMAGE = os.environ.get("SILOFLOW_PROMETHEUS_IMAGE", "localhost/prometheus:dev")
@@ -27,7 +29,6 @@ SILOS = ["chalk", "neon", "pencil"]
 ROLES = ("silo", "server", "evaluator")
 RUN = "watched"
 SPEC = {"algorithm": "fedavg", "dataset": "styled-digits", "target": "paper", "rounds": 500, "hyper": {"epochs": 1}}
-NIGHT = {"algorithm": "fedavg", "dataset": "styled-digits", "target": "paper", "rounds": 2, "hyper": {"epochs": 1}}
 SMALL = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
 
 
@@ -116,22 +117,50 @@ def test_steps_of_kfp_runs_reach_kfp_and_the_store_and_nothing_else(site: Site) 
 # ---- nightly
 
 
-def test_the_nightly_run_lands_in_the_store_and_on_the_gateway(site: Site) -> None:
-    site.release.values["nightly"] = {"enabled": True, "spec": NIGHT}
+def test_nights_are_compared_with_each_other_and_told_to_prometheus(site: Site, tmp_path: Path) -> None:
+    """The first has nothing to compare with and is kept; the second is green; one that is slower fails its Job, once, with its gate."""
+    baseline = json.dumps(accepted_here(tmp_path))
+    site.release.values["nightly"] = {"enabled": True, "spec": json.dumps(BENCHMARK), "baseline": baseline}
     site.release.upgrade()
-    space = site.release.space
-    kubectl("-n", space, "create", "job", "by-hand", "--from=cronjob/siloflow-nightly")
-    until(lambda: _ended(space, "by-hand"), "the nightly run", 900)
-    job = json.loads(kubectl("-n", space, "get", "job", "by-hand", "-o", "json"))
-    assert job["status"].get("succeeded") == 1, kubectl("-n", space, "logs", "job/by-hand", "--tail=20")
-    run = site.release.get("pod", "-l", "job-name=by-hand")[0]["metadata"]["name"]
-    with site.release.store() as endpoint:
-        stored = site.release.client(endpoint).get_object("fed-nightly-global", layout.result_key(run)).read()
-    accuracy = json.loads(stored)["accuracy"]["last"]
+    nights = Nights(site.release)
+    code, log = night_by_hand(site.release, "first")
+    assert (code, log.splitlines()[-1]) == (2, f"error: {FIRST}")
+    nights.cost(5)
+    code, log = night_by_hand(site.release, "second")
+    assert code == 0, log
+    accuracy = nights.read()[-1]["cells"]["fedavg/paper"]["mean"]
     pushed = until(lambda: site.ask('siloflow_last_run_accuracy_ratio{pipeline="nightly",rule="last"}'), "the outcome in Prometheus")
     assert float(pushed[0]["value"][1]) == pytest.approx(accuracy)
     assert (pushed[0]["metric"]["algorithm"], pushed[0]["metric"]["target"]) == ("fedavg", "paper")
     assert "instance" not in pushed[0]["metric"] or pushed[0]["metric"]["instance"] == ""
+    gates = site.ask('siloflow_last_night_gate_passed{pipeline="nightly"}')
+    assert {(one["metric"]["gate"], one["value"][1]) for one in gates} == {("accuracy", "1"), ("exact", "1"), ("speed", "1")}
+    nights.cost(0.01)
+    code, log = night_by_hand(site.release, "third")
+    assert (code, log.splitlines()[-1]) == (6, f"error: {RED}")
+    assert len(log.splitlines()) < 50  # one screen
+    assert nights.verdicts() == ["no baseline", "passed", "failed"]
+    fired = until(lambda: site.ask('ALERTS{alertname="SiloflowGateFailed",alertstate="firing"}') or None, "the alert", 120)
+    assert [one["metric"]["gate"] for one in fired] == ["speed"]
+
+
+def night_by_hand(release: Release, name: str) -> tuple[int, str]:
+    """Exit code and log of the one pod that the Job had: neither of the two ways to be not green is tried again."""
+    kubectl("-n", release.space, "create", "job", name, "--from=cronjob/siloflow-nightly")
+    until(lambda: _ended(release.space, name), f"the {name} night", 900)
+    (one,) = release.get("pod", "-l", f"job-name={name}")
+    ended = one["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
+    return ended, kubectl("-n", release.space, "logs", one["metadata"]["name"])
+
+
+def test_the_night_of_the_image_runs(site: Site) -> None:
+    """Nothing given: the benchmark and the baseline that are in the image. Speed has no night to be compared with yet."""
+    site.release.values["nightly"] = {"enabled": True}
+    site.release.upgrade()
+    code, log = night_by_hand(site.release, "shipped")
+    assert code == 2, log
+    assert "failed" not in log, log
+    assert "this night is kept" in log.splitlines()[-1]
 
 
 def _ended(space: str, job: str) -> bool:

@@ -12,7 +12,7 @@ import yaml
 from components.layout import RESERVED
 from pipelines import silos
 from pipelines.silos import Resources, SilosFile
-from tests.helm.chart import CHART, FEATURES, TWO_SILOS, found, objects, rendered, template, values_of
+from tests.helm.chart import CHART, FEATURES, TWO_SILOS, found, objects, template, values_of
 from tests.helm.readme import PAGE, leaves, rows, with_table
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
@@ -179,10 +179,7 @@ CHART_REFUSES: list[tuple[Any, str]] = [
     ({"silos": A, "resident": {"enabled": True}}, "resident.run: expected the name of a run, found none"),
     ({"silos": A, "resident": {"enabled": True, "run": "r"}}, "resident.spec: expected the spec of the run, found none"),
     ({"silos": A, "networkPolicy": {"runs": True}}, "networkPolicy.apiServer: expected the addresses of the API server"),
-    (
-        {"silos": A, "provision": {"enabled": False}, "nightly": {"enabled": True}},
-        "nightly.secret: expected a Secret with the keys of its roles",
-    ),
+    ({"silos": A, "nightly": {"enabled": True, "spec": "name: own"}}, "nightly.baseline: expected the baseline of nightly.spec, found"),
 ]
 
 
@@ -240,7 +237,6 @@ def test_a_store_on_another_port() -> None:
     for feature, port in (("external", 443), ("external-minio", 9000), ("nightly-command", 80)):
         roles = found(feature, "NetworkPolicy", "siloflow-roles")[0]
         assert roles["spec"]["egress"][1]["ports"] == [{"protocol": "TCP", "port": port}]
-    assert "s3://plain.example.com/fed-nightly?tls=false" in rendered("nightly-command")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* s3://host/fed?tls=false -> s3://host/fed-nightly?tls=false; call with (list $ "-nightly"). */}}
+{{/* s3://host/fed?tls=false -> s3://host/fed/run?tls=false; call with (list $ "/run"). */}}
 {{- define "siloflow.storeWith" -}}
 {{- regexReplaceAll "^(s3://[^/?]+/[a-z0-9-]+)(.*)$" (include "siloflow.store" (index . 0)) (printf "${1}%s${2}" (index . 1)) }}
 {{- end }}
@@ -79,10 +79,6 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if and (eq .Values.role "federation") .Values.provision.enabled (include "siloflow.adminSecret" .) }}true{{ end }}
 {{- end }}
 
-{{- define "siloflow.nightlySecret" -}}
-{{- .Values.nightly.secret | default (printf "%s-nightly" (include "siloflow.fullname" .)) }}
-{{- end }}
-
 {{/* ---- the federation */}}
 
 {{/* silos.yaml as the product's commands read it. */}}
@@ -92,12 +88,6 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- with index $.Values $key }}{{ $_ := set $file $key . }}{{ end }}
 {{- end }}
 {{- toYaml $file }}
-{{- end }}
-
-{{- define "siloflow.nightlySilosFile" -}}
-{{- $silos := list }}
-{{- range .Values.nightly.silos }}{{ $silos = append $silos (dict "name" .) }}{{ end }}
-{{- toYaml (dict "store" (include "siloflow.storeWith" (list . "-nightly")) "silos" $silos) }}
 {{- end }}
 
 {{/* Everybody with keys in this release, as a YAML list of {role, kind, secret, value, pod}; value: where it is in the values. */}}

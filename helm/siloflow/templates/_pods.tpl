@@ -98,12 +98,17 @@ securityContext:
 {{/* Keys as sources of a projected volume, a folder for each role. */}}
 {{- define "siloflow.roleKeys" -}}
 {{- range include "siloflow.roles" . | fromYamlArray }}
+{{- include "siloflow.keysOf" . }}
+{{- end }}
+{{- end }}
+
+{{/* Call with one of siloflow.roles. */}}
+{{- define "siloflow.keysOf" }}
 - secret:
     name: {{ .secret }}
     items:
       - {key: access_key, path: {{ .role }}/access_key}
       - {key: secret_key, path: {{ .role }}/secret_key}
-{{- end }}
 {{- end }}
 
 {{- define "siloflow.adminKeys" -}}
@@ -112,14 +117,4 @@ securityContext:
     items:
       - {key: access_key, path: admin/access_key}
       - {key: secret_key, path: admin/secret_key}
-{{- end }}
-
-{{- define "siloflow.nightlyKeys" -}}
-- secret:
-    name: {{ include "siloflow.nightlySecret" . }}
-    items:
-      {{- range $role := concat (list "server" "evaluator") .Values.nightly.silos }}
-      - {key: {{ $role }}.access_key, path: {{ $role }}/access_key}
-      - {key: {{ $role }}.secret_key, path: {{ $role }}/secret_key}
-      {{- end }}
 {{- end }}

@@ -29,8 +29,8 @@ Each message names the value, what was expected, what was found and what to do.
 {{- if and $v.networkPolicy.enabled $v.networkPolicy.runs (not $v.networkPolicy.apiServer) }}
 {{- fail "networkPolicy.apiServer: expected the addresses of the API server (kubectl get endpoints kubernetes), found none; KFP's launcher cannot start without it" }}
 {{- end }}
-{{- if and $v.nightly.enabled (not $v.nightly.secret) (not (include "siloflow.provisions" .)) }}
-{{- fail "nightly.secret: expected a Secret with the keys of its roles, found none; the chart makes them up only where it provisions the store" }}
+{{- if and $v.nightly.enabled $v.nightly.spec (not $v.nightly.baseline) (not $v.nightly.command) }}
+{{- fail "nightly.baseline: expected the baseline of nightly.spec, found none; make it with `siloflow gate results.jsonl --baseline baseline.json --accept` and give it with --set-file nightly.baseline=baseline.json" }}
 {{- end }}
 {{- include "siloflow.validate.secrets" . }}
 {{- end }}
@@ -121,7 +121,7 @@ Each message names the value, what was expected, what was found and what to do.
 {{/* Secrets: no two roles share one, and those that the chart does not make are there. */}}
 {{- define "siloflow.validate.secrets" -}}
 {{- $v := .Values }}
-{{- $owner := dict (include "siloflow.adminSecret" . | default "-") "the store's administrator" (include "siloflow.nightlySecret" .) "the nightly run" }}
+{{- $owner := dict (include "siloflow.adminSecret" . | default "-") "the store's administrator" }}
 {{- range include "siloflow.roles" . | fromYamlArray }}
 {{- if hasKey $owner .secret }}
 {{- fail (printf "%s.secret: expected a Secret of its own, found %q, which %s has too: each could read and change what is the other's; give one another" .value .secret (index $owner .secret)) }}
