@@ -120,6 +120,7 @@ def tell(gateway: str, night: str, outcome: Outcome, code: int, console: Console
     """A Pushgateway that cannot be reached takes nothing from the results."""
     passed: dict[str, bool] = {}
     for gate in outcome.gates:
-        passed[gate.gate] = passed.get(gate.gate, True) and gate.verdict == "passed"
+        if gate.verdict != "no baseline":  # a gate that had nothing to look at has not failed
+            passed[gate.gate] = passed.get(gate.gate, True) and gate.verdict == "passed"
     for problem in push_night(gateway, os.environ.get("SILOFLOW_PIPELINE") or "local", night, outcome.rows, passed, code):
         console.print(f"warning: {problem}", soft_wrap=True)
