@@ -25,7 +25,7 @@ from pipelines.bench_view import Progress, print_gates, print_table
 from pipelines.gates import Baseline, Gate, gates, overall
 from pipelines.history import History, night
 from pipelines.lock import only_engine
-from pipelines.workers import cores
+from pipelines.workers import granted_cores
 
 RESULTS, PERF, TABLE, PAGE = "results.jsonl", "perf.json", "table.md", "report.html"
 
@@ -105,7 +105,7 @@ def _run(file: BenchFile, left: Sequence[Work], total: int, folder: Path, count:
 def _lanes(file: BenchFile) -> int:
     """One a core; cells that share a GPU would only wait for each other."""
     device = file.spec.get("device", "auto")
-    return 1 if device == "cuda" or (device == "auto" and Path("/dev/nvidia0").exists()) else cores()
+    return 1 if device == "cuda" or (device == "auto" and Path("/dev/nvidia0").exists()) else granted_cores()
 
 
 def _write(folder: Path, outcome: Outcome, spec: Path, nights: Sequence[Mapping[str, Any]]) -> None:

@@ -29,6 +29,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def granted_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Whole cores that this process may use at once: a container has the affinity of its node, and a limit that is less."""
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroup v2, v1
+        try:
+            quota, period = " ".join((cgroup / name).read_text() for name in names).split()
+            return cores() if quota in ("max", "-1") else max(1, min(cores(), int(quota) // int(period)))
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return cores()
+
+
 @dataclass
 class Job:
     worker: str

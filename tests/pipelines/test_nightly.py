@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -12,10 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from components import layout
 from components.nightly import night
+from pipelines.bench_run import Outcome, tell
 from pipelines.compile import compiled
+from pipelines.gates import Gate
+from pipelines.workers import granted_cores
 from tests.helm.chart import found
 from tests.images.dockerfile import ROOT
 from tests.nights import BENCHMARK, RED, accepted_here, as_if_nights_had_cost
@@ -180,3 +185,46 @@ def test_a_spec_is_refused_where_it_would_do_nothing(words: list[str], tmp_path:
     answer = invoke("compile", "silos.yaml", "--pipeline", "nightly", *words)
     assert (answer.exit_code, answer.stderr.count("\n")) == (2, 1)
     assert f"{words[0]}: expected none with --pipeline nightly" in answer.stderr
+
+
+# ---- in a pod
+
+
+@pytest.mark.parametrize(
+    ("files", "granted"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "250000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu.max": "nonsense"}, 8),
+    ],
+)
+def test_no_more_cells_at_once_than_the_pod_has_cores(
+    files: dict[str, str], granted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.workers.cores", lambda: 8)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert granted_cores(tmp_path) == granted
+
+
+# ---- what Prometheus is told
+
+
+def test_a_gate_that_had_nothing_to_compare_with_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr("pipelines.bench_run.push_night", lambda *words: told.append(words) or ["pushgateway: gone"])
+    monkeypatch.setenv("SILOFLOW_PIPELINE", "nightly")
+    gates = [
+        Gate("speed", "fedavg", "no baseline", "", ""), Gate("exact", "x", "passed", "", ""),
+        Gate("accuracy", "a", "failed", "", ""), Gate("accuracy", "b", "passed", "", ""),
+    ]  # fmt: skip
+    console = Console(record=True, file=io.StringIO())
+    tell("http://gateway", "night-1", Outcome([], gates, "failed"), 6, console)
+    assert told == [("http://gateway", "nightly", "night-1", [], {"exact": True, "accuracy": False}, 6)]
+    assert console.export_text() == "warning: pushgateway: gone\n"
