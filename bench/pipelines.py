@@ -1,6 +1,6 @@
 """What an engine adds to a round: the local engine, resident roles as separate processes, and the stepwise package under kfp.local.
 
-    make bench-pipelines        # JSON on stdout
+    python -m bench.pipelines        # JSON on stdout
 
 Training is kept small on purpose. Seconds a round are the slope between a short and a long run, so that starting up does not
 count; seconds a task are what the stepwise run took beyond the local engine's for the same rounds, over its number of tasks.
@@ -21,7 +21,9 @@ from typing import Any
 SILOFLOW = str(Path(sys.executable).with_name("siloflow"))
 RUNNER = Path(__file__).parents[1] / "tests" / "pipelines" / "run_package.py"
 SILOS = ("chalk", "neon", "pencil")
-SPEC = {"algorithm": "fedavg", "dataset": "styled-digits", "target": "paper", "hyper": {"epochs": 1, "steps_per_epoch": 20}, "threads": 1}
+SPEC: dict[str, Any] = {
+    "algorithm": "fedavg", "dataset": "styled-digits", "target": "paper", "hyper": {"epochs": 1, "steps_per_epoch": 20}, "threads": 1,
+}  # fmt: skip
 SHORT, LONG, REPEATS = 2, 12, 3
 EXIT_FAILED = 1
 
@@ -58,16 +60,21 @@ def resident(folder: Path, rounds: int) -> float:
     codes = [process.wait() for process in processes]
     if any(codes):
         raise SystemExit(f"resident roles ended with {codes}")
-    steps = folder / "resident" / "global" / "runs" / run / "rounds"
-    return (steps / f"{rounds}/train/broadcast.json").stat().st_mtime - (steps / "1/train/broadcast.json").stat().st_mtime
+    models = moments(folder / "resident" / "global" / "runs" / run / "rounds", rounds)
+    return models[-1] - models[0]
+
+
+def moments(steps: Path, rounds: int) -> list[float]:
+    """When the global model of each round was published, in a store that is a folder."""
+    return [(steps / f"{number}/train/broadcast.json").stat().st_mtime for number in range(1, rounds + 1)]
 
 
 def engine_rounds(folder: Path, rounds: int) -> float:
     """The same of the local engine."""
     local(folder, rounds)
     newest = max(folder.glob("local-*"), key=lambda path: path.name)
-    steps = next(newest.glob("store/global/runs/*/rounds"))
-    return (steps / f"{rounds}/train/broadcast.json").stat().st_mtime - (steps / "1/train/broadcast.json").stat().st_mtime
+    models = moments(next(newest.glob("store/global/runs/*/rounds")), rounds)
+    return models[-1] - models[0]
 
 
 def stepwise(folder: Path, rounds: int) -> tuple[float, int]:
@@ -79,7 +86,7 @@ def stepwise(folder: Path, rounds: int) -> tuple[float, int]:
     return seconds, (rounds + 2) * (len(SILOS) + 1) + 3
 
 
-def main() -> None:
+def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="siloflow-bench-") as name:
         folder = Path(name)
         local(folder, SHORT)  # the data's cache
@@ -87,20 +94,17 @@ def main() -> None:
         torch = median(timed([sys.executable, "-c", "import torch"], folder) for _ in range(REPEATS))
         whole, (stepped, tasks) = local(folder, SHORT), stepwise(folder, SHORT)
     engine, apart = (median(column) for column in zip(*rounds, strict=True))
-    print(
-        json.dumps(
-            {
-                "round_seconds": {"local": round(engine, 3), "resident": round(apart, 3), "ratio": round(apart / engine, 2)},
-                "stepwise_kfp_local": {
-                    "seconds": round(stepped, 1), "local_seconds": round(whole, 1), "tasks": tasks,
-                    "overhead_per_task": round((stepped - whole) / tasks, 2), "of_which_import_torch": round(torch, 2),
-                },
-                "load": os.getloadavg()[0],
-            },
-            indent=1,
-        )
-    )  # fmt: skip
+    ratios = sorted(round(other / own, 2) for own, other in rounds)
+    return {
+        "silos": len(SILOS), "steps": SPEC["hyper"]["steps_per_epoch"], "rounds": LONG, "repeats": REPEATS,
+        "round_seconds": {"local": round(engine, 3), "resident": round(apart, 3)},
+        "resident_ratio": {"median": median(ratios), "least": ratios[0], "most": ratios[-1]},
+        "stepwise_kfp_local": {
+            "seconds": round(stepped, 1), "local_seconds": round(whole, 1), "tasks": tasks,
+            "overhead_per_task": round((stepped - whole) / tasks, 2), "of_which_import_torch": round(torch, 2),
+        },
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(), indent=1))

@@ -1,6 +1,6 @@
 """How much of a bare `minio` client's throughput an exchange keeps, digests included, on a MinIO server on the loopback.
 
-Run from the repository: `python -m bench.s3`. Prints one JSON object; megabytes are 10^6 bytes, rates are medians.
+Run from the repository: `python -m bench.s3`. Prints one JSON object; megabytes are 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable
+from statistics import median
+from typing import Any
 
 import torch
 from minio import Minio
@@ -54,18 +55,37 @@ def our_get(store: Store, digest: str) -> None:
         Payload(found.path)
 
 
-def rates(actions: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """MB/s of each action. They take turns, so that a busy machine slows all of them alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in actions}
+def seconds_of(actions: dict[str, Callable[[], None]]) -> dict[str, list[tuple[float, float]]]:
+    """Wall and CPU seconds of every turn of each action. They take turns, so that a busy machine slows all of them alike."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
     for _ in range(REPETITIONS):
         for name, action in actions.items():
-            started = time.perf_counter()
+            started, spent = time.perf_counter(), time.process_time()
             action()
-            seconds[name].append(time.perf_counter() - started)
-    return {name: MODEL_BYTES / 1e6 / statistics.median(taken) for name, taken in seconds.items()}
+            seconds[name].append((time.perf_counter() - started, time.process_time() - spent))
+    return seconds
 
 
-def measure() -> dict[str, float]:
+def summary(seconds: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    """MB/s at the median and at best; `kept` is the share of the bare client's throughput, the median of neighbouring turns."""
+    report: dict[str, Any] = {}
+    for way in ("put", "get"):
+        ours, bare = seconds[f"our_{way}"], seconds[f"bare_{way}"]
+        pairs = list(zip(ours, bare, strict=True))
+        report[way] = {
+            "our_mb_s": rate(median(wall for wall, _ in ours)), "our_best_mb_s": rate(min(wall for wall, _ in ours)),
+            "bare_mb_s": rate(median(wall for wall, _ in bare)), "bare_best_mb_s": rate(min(wall for wall, _ in bare)),
+            "kept": round(median(theirs[0] / mine[0] for mine, theirs in pairs), 3),
+            "client_cpu_ratio": round(median(mine[1] / theirs[1] for mine, theirs in pairs), 3),
+        }  # fmt: skip
+    return report
+
+
+def rate(seconds: float) -> float:
+    return round(MODEL_BYTES / 1e6 / seconds, 1)
+
+
+def measure() -> dict[str, Any]:
     content = os.urandom(MODEL_BYTES)
     values = torch.frombuffer(bytearray(content), dtype=torch.float32)
     tensors = {f"t{i:03}": piece for i, piece in enumerate(values.split(TENSOR_BYTES // 4))}
@@ -75,7 +95,7 @@ def measure() -> dict[str, float]:
         store = open_store(f"s3://{server.endpoint}/bench")
         store.prepare(["bare", "ours"])
         client = Minio(endpoint=server.endpoint, access_key=server.access_key, secret_key=server.secret_key, secure=False)
-        found = rates(
+        found = seconds_of(
             {
                 "bare_put": lambda: bare_put(client, content),
                 "our_put": lambda: our_put(store, tensors),
@@ -83,10 +103,8 @@ def measure() -> dict[str, float]:
                 "our_get": lambda: our_get(store, digest),
             }
         )
-    report = {f"{name}_mb_s": round(rate, 1) for name, rate in found.items()}
-    report |= {f"{way}_ratio": round(found[f"our_{way}"] / found[f"bare_{way}"], 3) for way in ("put", "get")}
-    return report | {"object_bytes": MODEL_BYTES, "repetitions": REPETITIONS}
+    return {"object_bytes": MODEL_BYTES, "repetitions": REPETITIONS, **summary(found)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    print(json.dumps(measure(), indent=1))

@@ -1,4 +1,4 @@
-"""What a server step adds to the server's memory, in models, for 3 to 50 silos with a ResNet-18: `python -m bench.server_memory`."""
+"""What a server step adds to the server's memory, in models, for 1 to 50 silos with a ResNet-18: `python -m bench.server_memory`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-SILOS = (3, 10, 25, 50)
+from bench.observe import growing
+
+SILOS = (1, 2, 5, 10, 20, 32, 50)
+BACKBONE = "resnet-18"
 
 
-def pss() -> int:
-    """Memory of this process in bytes, file pages it has mapped included."""
-    with Path("/proc/self/smaps_rollup").open() as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
-
-
-def server_step_growth(silos: int, folder: Path, store: str | None = None, backbone: str = "resnet-18") -> dict[str, Any]:
+def server_step_growth(silos: int, folder: Path, store: str | None = None, backbone: str = BACKBONE) -> dict[str, Any]:
     """Publish one update per silo with the product's own code, then watch this process during the server step.
 
     `models` is what the step added to this process's memory, in models; without a `store`, one in the folder is used.
@@ -49,22 +45,14 @@ def server_step_growth(silos: int, folder: Path, store: str | None = None, backb
     del state
     server = Role(federation, layout.SERVER)
     server_step(server, 0, "join")
-    before, peak, stop = pss(), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not stop.is_set():
-            peak = max(peak, pss())
-            time.sleep(0.002)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    started = time.monotonic()
-    server_step(server, 1, "train")
-    seconds = time.monotonic() - started
-    stop.set()
-    watcher.join()
-    return {"silos": len(names), "model_bytes": model, "models": round((peak - before) / model, 2), "seconds": round(seconds, 2)}
+    started, spent = time.monotonic(), time.process_time()
+    with growing() as growth:
+        server_step(server, 1, "train")
+    seconds, cpu = time.monotonic() - started, time.process_time() - spent
+    return {
+        "silos": len(names), "model_bytes": model, "models": round(growth.bytes / model, 2), "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu, 2),
+    }  # fmt: skip
 
 
 def measure() -> list[dict[str, Any]]:
@@ -72,7 +60,7 @@ def measure() -> list[dict[str, Any]]:
     found = []
     for silos in SILOS:
         with tempfile.TemporaryDirectory(prefix="siloflow-bench-") as folder:
-            command = [sys.executable, "-m", "bench.server_memory", str(silos), folder]
+            command = [sys.executable, "-m", "bench.server_memory", str(silos), folder, Path(folder, "store").as_uri(), BACKBONE]
             found.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     return found
 
