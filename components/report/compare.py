@@ -16,7 +16,7 @@ from components.report.look import Insight, read_target
 from components.report.record import Record
 from components.report.svg import hue
 from components.report.tables import Cell, amount, byte_count, code, table, words
-from components.report.verdict import RULES, accuracies, headline
+from components.report.verdict import REFERENCE, RULES, accuracies, headline
 
 SKIPPED = ("store",)  # where a run lies is no difference between runs
 
@@ -59,11 +59,13 @@ def _sentence(records: Sequence[Record], names: Sequence[str]) -> str:
     if len(scores) < 2 or len(targets) > 1:
         where = f"{len(targets)} unseen domains" if len(targets) > 1 else f"<em>{escape(targets.pop())}</em>"
         return f"<b>{len(records)} runs</b> on {where}, side by side."
-    (best, first), (worst, last) = max(scores), min(scores)
+    best, first = max(scores)
+    others = [(score, name) for score, name in scores if name != first]
+    other, second = next((pair for pair in others if pair[1] == REFERENCE), max(others))
     where = f"<em>{escape(targets.pop())}</em>"
     return (
         f"<b>{escape(first)}</b> gets the most right on {where}: <strong>{percent(best)}</strong>, "
-        f'<span class="up">{100 * (best - worst):.1f} points</span> more than {escape(last)}.'
+        f'<span class="up">{100 * (best - other):.1f} points</span> more than {escape(second)}.'
     )
 
 
@@ -81,7 +83,7 @@ def _runs(records: Sequence[Record], names: Sequence[str]) -> str:
             amount(sent, byte_count(sent or 0)), amount(len(record.rejected), str(len(record.rejected))),
             words(record.spec.get("seed", "–"), "n"), Cell(code(record.result.digest[:12]) if record.result else "–"),
         ])  # fmt: skip
-    heads = ["run", "target", "best validation", "last round", "oracle", "rounds", "sent", "rejected", "seed", "model"]
+    heads = ["run", "target", "last round", "best validation", "oracle", "rounds", "sent", "rejected", "seed", "model"]
     return table("runs", heads, rows, "", range(2, 9)) + _grid_of_targets(records)
 
 
@@ -106,7 +108,7 @@ def _grid_of_targets(records: Sequence[Record]) -> str:
                 amount(over, percent(over or 0.0), over),
             ]
         )
-    said = "Mean over seeds and its standard error, best source validation; the average only where every target was run."
+    said = "Mean over seeds and its standard error, last round; the average only where every target was run."
     return table("targets", ["algorithm", *targets, "average"], rows, said, range(1, len(targets) + 2))
 
 

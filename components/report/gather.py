@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from components import layout
 from components.errors import InputError, SiloflowError, StoreError
 from components.federation import Federation
+from components.guards import MANIFEST_LIMIT
 from components.manifest import BroadcastManifest, UpdateManifest
 from components.received import read_broadcast, read_update
 from components.report.record import Measured, Record, Result, Round, Score
@@ -23,6 +24,8 @@ from fl_algorithms.registry import ALGORITHMS
 
 READERS = 8  # manifests asked for at once: over a network, waiting is most of the work
 MOST_MANIFESTS = 12_000  # of a longer run only some rounds are looked at in detail
+MOST_WORDS = 2000
+LOG_TAIL = 65_536  # bytes of a log that are looked at
 GAP = 3  # rounds without a broadcast after which no more are expected
 
 
@@ -39,7 +42,34 @@ def gather(source: Path | Federation) -> Record:
             _fill(record.rounds.setdefault(measured.round, Round(measured.round)), measured)
     if record.wanted_rounds and not record.finished:
         record.note(f"run: not finished, {max(record.rounds, default=0)} of {record.wanted_rounds} rounds are there; resume it")
+        for told in dict.fromkeys([*_gave_up(record), *_last_error(record)]):
+            record.note(f"run: ended with: {told}")
     return record
+
+
+def _gave_up(record: Record) -> Iterator[str]:
+    """Why the server says it gave up. Resident ones leave that in the store."""
+    try:
+        if record.federation is not None:
+            found = record.federation.store.get(layout.GLOBAL, layout.failure_key(record.federation.run), MANIFEST_LIMIT)
+            if found is not None:
+                yield str(json.loads(found)["reason"])[:MOST_WORDS]
+    except (SiloflowError, ValueError, KeyError, TypeError, RecursionError):
+        return  # what cannot be read is not the reason
+
+
+def _last_error(record: Record) -> Iterator[str]:
+    """The same from the server's log: also updates that were rejected in a round that never ended are named there."""
+    path = record.folder / "logs" / f"{layout.SERVER}.log" if record.folder else None
+    try:
+        if path is not None and path.is_file():
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LOG_TAIL))
+                lines = file.read().decode(errors="replace").splitlines()
+            errors = [line.split(" ERROR ", 1)[1] for line in lines if " ERROR " in line]
+            yield from (text[:MOST_WORDS] for text in errors[-1:])
+    except OSError:
+        return
 
 
 # ---- the folder
@@ -61,7 +91,8 @@ def _from_folder(folder: Path) -> Record:
         record.note(f"spec.yaml: field {where!r}: {first['msg']}; it is of another version, so only result.json is shown")
     else:
         record.spec = spec.model_dump(mode="json")
-        record.federation = Federation(spec, str(record.plan.get("run") or record.name), folder.absolute(), layout.SERVER)
+        told = record.result.run if record.result else record.name  # a folder may have been renamed
+        record.federation = Federation(spec, str(record.plan.get("run") or told), folder.absolute(), layout.SERVER)
         if spec.algorithm not in ALGORITHMS:
             record.note(f"spec.yaml: algorithm {spec.algorithm[:80]!r} is not known here; only result.json is shown")
             record.federation = None

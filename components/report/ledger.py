@@ -91,7 +91,7 @@ def _rejections(record: Record) -> str:
     missing = [(b.round, b.exchange, silo) for b in record.broadcasts for silo in b.missing]
     rows = [
         [words(item.get("silo")), amount(item.get("round"), str(item.get("round"))), words(item.get("exchange")), words(item.get("reason")),
-         words(item.get("detail"))]
+         words(item.get("detail"), "long")]
         for item in record.rejected
     ]  # fmt: skip
     rows += [

@@ -35,7 +35,7 @@ def timeline(record: Record) -> str | None:
     authors = [layout.SERVER, *record.silos[:MOST_ROWS], layout.EVALUATOR]
     zero = min(m.began or 0.0 for m in manifests)
     end = max((m.began or 0.0) - zero + sum(m.seconds.values()) for m in manifests)
-    left, row, width = 12 + 6.6 * min(16, max(map(len, authors))), 24, WIDTH
+    left, row, width = 12 + 7.6 * min(16, max(map(len, authors))), 24, WIDTH
     drawing = Drawing(width, len(authors) * row + 44, "when each process worked")
     marks = [mark for mark in ticks(0.0, max(end, 0.1), 8) if mark <= end]
     scale = (width - left - 12) / max(end, 0.1)
@@ -71,7 +71,7 @@ def layers(record: Record) -> str | None:
     names = _layer_names(known[max(known)])
     names = [names[place] for place in thin(range(len(names)), 48)]
     rounds = thin(list(known), max(2, CELLS // (len(names) * len(silos))))
-    left, gap, high = 14 + 6.2 * max(len(name) for name in names), 14, 16
+    left, gap, high = 14 + 7.4 * max(len(name) for name in names), 14, 16
     panel = max(40.0, (WIDTH - left) / len(silos) - gap)
     cell = panel / len(rounds)
     drawing = Drawing(left + len(silos) * (panel + gap), len(names) * high + 52, "weight of each silo in each layer and round")
@@ -114,7 +114,8 @@ def _shares(
             level = round((share * scale[0] - 1) / scale[1] * SHADES)
             steps[level] = steps.get(level, "") + box(x + column * wide, 30 + row * high, wide - 1, high - 1)
             if wide >= 26:
-                written.text(x + (column + 0.5) * wide, 30 + row * high + 11, f"{100 * share:.0f}", "tiny")
+                on = "tiny on" if abs(level) > SHADES * 0.7 else "tiny"
+                written.text(x + (column + 0.5) * wide, 30 + row * high + 11, f"{100 * share:.0f}", on)
     for level, path in sorted(steps.items()):
         kind = "more" if level > 0 else "less"
         drawing.parts.append(f'<path class="share {kind}" style="--v:{abs(level) / SHADES:.2f}" d="{path}"/>')

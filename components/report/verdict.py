@@ -14,13 +14,14 @@ from components.report.tables import byte_count, seconds
 from fl_algorithms.evaluation import select
 
 RULES = {
-    "best_validation": ("Best source validation", "the round that was best on the silos' own held-out images; never looks at the target"),
     "last": ("Last round", "the model as it was left; never looks at the target"),
+    "best_validation": ("Best source validation", "the round that was best on the silos' own held-out images; never looks at the target"),
     "oracle": ("Oracle", "the round that was best on the target itself: an upper bound, not a result"),
 }
-HEADLINE = ("best_validation", "last")  # the first that is known; never the oracle
+HEADLINE = ("last", "best_validation")  # the first that is known; never the oracle
 REFERENCE = "fedavg"
-SAME = ("dataset", "target", "sources", "rounds", "seed", "backbone", "weights", "silos_per_domain", "partition")
+SAME = ("dataset", "target", "sources", "rounds", "seed", "backbone", "weights", "silos_per_domain", "partition", "validation")
+TRAINING = ("optimizer", "lr", "batch_size", "epochs", "steps_per_epoch")  # what two algorithms may have in common
 MOST_SIBLINGS = 500
 
 
@@ -45,6 +46,7 @@ def compared_with(record: Record) -> Compared | None:
         return Compared(record.result.baseline.algorithm, record.result.baseline.accuracy, "its baseline")
     if record.folder is None or record.spec.get("algorithm") == REFERENCE:
         return None
+    found = []
     for folder, spec in _siblings(record.folder.absolute()):
         if spec.get("algorithm") == REFERENCE and all(spec.get(name) == record.spec.get(name) for name in SAME):
             try:
@@ -52,8 +54,17 @@ def compared_with(record: Record) -> Compared | None:
                 known = {rule: float(accuracy[rule]) for rule in RULES if accuracy.get(rule) is not None}
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue  # somebody else's damaged run is not this run's concern
-            return Compared(REFERENCE, known, folder.name)
-    return None
+            others = _trained_otherwise(record.spec, spec)
+            about = f", trained with another {', '.join(others)}" if others else ""
+            found.append((len(others), Compared(REFERENCE, known, f"run {folder.name} beside it{about}")))
+    return min(found, key=lambda item: item[0])[1] if found else None
+
+
+def _trained_otherwise(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    mine, other = ours.get("hyper"), theirs.get("hyper")
+    if not isinstance(mine, dict) or not isinstance(other, dict):
+        return []
+    return [name for name in TRAINING if name in mine and name in other and mine[name] != other[name]]
 
 
 def _siblings(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:

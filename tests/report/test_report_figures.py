@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.report.compare import compare_page
 from components.report.figures import MOST_POINTS, Series, confusion_matrix, curves, percent, plain
 from components.report.gather import gather
 from components.report.record import Record, Round
@@ -121,12 +122,18 @@ def test_words_for_amounts() -> None:
 def test_a_run_is_compared_with_fedavg_beside_it_only_on_the_same_federation(site: Path) -> None:
     record = gather(site / "runs" / "csac")
     found = compared_with(record)
-    assert found is not None and (found.algorithm, found.where) == ("fedavg", "fedavg")
+    assert found is not None and (found.algorithm, found.where) == ("fedavg", "run fedavg beside it, trained with another optimizer, lr")
     beside = gather(site / "runs" / "fedavg")
     assert beside.result is not None and found.accuracy == beside.result.accuracy
     assert "than fedavg" in verdict(record, 3) or "the same as fedavg" in verdict(record, 3)
-    record.spec = {**record.spec, "seed": 1}
-    assert compared_with(record) is None
+    same = {name: beside.spec["hyper"][name] for name in ("optimizer", "lr")}
+    record.spec = {**record.spec, "hyper": {**record.spec["hyper"], **same}}
+    alike = compared_with(record)
+    assert alike is not None and alike.where == "run fedavg beside it"
+    for field, value in (("seed", 1), ("rounds", 9), ("validation", 0.5), ("target", "else")):
+        record.spec, before = {**record.spec, field: value}, record.spec
+        assert compared_with(record) is None
+        record.spec = before
     assert compared_with(beside) is None
 
 
@@ -136,3 +143,12 @@ def test_the_headline_is_never_the_oracle(site: Path) -> None:
     record.result = record.result.model_copy(update={"accuracy": {"last": 0.25, "best_validation": None, "oracle": 0.99}})
     said = verdict(record, 3)
     assert "<strong>25.0 %</strong>" in said and "not a result" in said
+
+
+def test_a_comparison_says_how_much_the_best_has_over_fedavg(site: Path) -> None:
+    records = [gather(site / "runs" / name) for name in ("csac", "fedadg", "fedavg")]
+    for record, score in zip(records, (0.5, 0.2, 0.4), strict=True):
+        assert record.result is not None
+        record.result = record.result.model_copy(update={"accuracy": {"last": score, "best_validation": 0.9, "oracle": 0.9}})
+    assert "<strong>50.0 %</strong>, " in compare_page(records) and "10.0 points</span> more than fedavg." in compare_page(records)
+    assert "30.0 points</span> more than fedadg." in compare_page(records[:2])

@@ -86,8 +86,8 @@ def test_the_essentials_need_no_scripts(pages: dict[str, Path], browser: Browser
     with opened(browser, pages["csac"], java_script_enabled=False) as (tab, _):
         assert tab.locator(".verdict strong").inner_text().endswith("%")
         assert [card.inner_text() for card in tab.locator(".card h3").all()] == [
-            "Best source validation",
             "Last round",
+            "Best source validation",
             "Oracle not a result",
         ]
         assert tab.locator("figure svg path").count() > 50

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import InputError
+from components.errors import InputError, QuorumError
 from components.federation import Federation
+from components.layout import GLOBAL, failure_key
 from components.report import write_comparison, write_report
 from components.report.gather import gather
 from components.silo import Role
@@ -95,6 +96,27 @@ def test_images_that_are_elsewhere_now(copied: Damage, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert any("belongs to another spec" in note for note in notes)
     assert CURVE in page and 'id="fig-tsne-class"' not in page
+
+
+def test_a_renamed_folder_whose_plan_is_lost(site: Path, tmp_path: Path) -> None:
+    """The name of the run in the store is then read from the result."""
+    folder = Path(shutil.copytree(site / "runs" / "csac", tmp_path / "renamed"))
+    (folder / "plan.json").unlink()
+    assert write_report(folder, tmp_path / "page.html") == ["plan.json: cannot be read (No such file or directory)"]
+    assert 'id="fig-layers"' in (tmp_path / "page.html").read_text()
+
+
+def test_a_run_that_lost_its_quorum_says_why(site: Path, tmp_path: Path) -> None:
+    run = Run(values(site / "pictures") | {"norm_bound": 1e-6}, tmp_path / "run")
+    with pytest.raises(QuorumError) as lost:
+        run.result()
+    (run.folder / "logs").mkdir(exist_ok=True)
+    (run.folder / "logs" / "server.log").write_text(f"16:47:24 INFO begins\n16:47:25 ERROR {lost.value}\n16:47:26 INFO failed\n")
+    notes = write_report(run.folder, tmp_path / "page.html")
+    assert f"run: ended with: {lost.value}" in notes
+    (run.folder / "logs" / "server.log").unlink()
+    run.federation.store.put(GLOBAL, failure_key(run.name), [json.dumps({"reason": "no quorum, gave up"}).encode()])
+    assert "run: ended with: no quorum, gave up" in write_report(run.folder, tmp_path / "page.html")
 
 
 def test_an_unfinished_run_shows_the_rounds_there_are(site: Path, tmp_path: Path) -> None:
