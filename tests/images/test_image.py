@@ -19,6 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from components.nightly import night
 from tests.images.dockerfile import ROOT, Dockerfile, ignore_patterns, ignored
 from tests.minio_server import skip_or_fail
 
@@ -116,6 +117,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
         "tests/conftest.py",
         "tests/data/a.png",
         "bench/exchange.py",
+        "bench/reproduce/pacs.yaml",
         "docs/results/README.md",
         "helm/siloflow/values.yaml",
         "runs/one/result.json",
@@ -134,6 +136,16 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 )
 def test_what_has_no_business_in_an_image_is_ignored(path: str) -> None:
     assert ignored(path, ignore_patterns())
+
+
+def test_the_nightly_benchmark_is_where_the_chart_and_the_pipeline_look_for_it() -> None:
+    (copied,) = [line for line in DOCKERFILE.stages["product"].all("RUN") if line.startswith("install ")]
+    where, *files = copied.partition("--target-directory ")[2].split()
+    assert Path(where.removeprefix("/layers/product")) == night.FOLDER
+    assert [Path(file).name for file in files] == [night.SPEC, night.BASELINE]
+    for file in files:
+        name = file.removeprefix("/build/siloflow/")
+        assert (ROOT / name).is_file() and not ignored(name, ignore_patterns()), name
 
 
 def test_no_file_of_the_product_is_ignored() -> None:
