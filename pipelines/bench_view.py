@@ -21,7 +21,7 @@ from pipelines.console import REFRESH, bar
 from pipelines.gates import Gate
 from pipelines.summary import clock, percent
 
-VERDICTS = {"passed": "green", "failed": "bold red", "no baseline": "yellow"}
+VERDICTS = {"failed": "bold red", "no baseline": "yellow", "passed": "green"}  # in the order in which they are shown
 MOST_GATES = 12  # that passed, by name; of more only their number
 
 
@@ -121,7 +121,7 @@ def print_gates(console: Console, found: Sequence[Gate]) -> None:
     table = Table(box=SIMPLE_HEAD, title="Gates", title_justify="left")
     for name, justify in (("gate", "left"), ("of", "left"), ("verdict", "left"), ("found", "right"), ("expected", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for gate in sorted(shown, key=lambda gate: list(VERDICTS).index(gate.verdict), reverse=True):
+    for gate in sorted(shown, key=lambda gate: list(VERDICTS).index(gate.verdict)):
         table.add_row(gate.gate, gate.name, Text(gate.verdict, style=VERDICTS[gate.verdict]), gate.found, gate.expected)
     console.print(table)
     if len(passed) > MOST_GATES:
