@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-cluster lint types pytest minio helm prometheus chromium chaos bench-exchange bench-pipelines bench-algorithms bench-scrape docs clean
+.PHONY: run test test-cluster lint types pytest minio helm prometheus chromium chaos docs clean \
+  bench bench-exchange bench-scaling bench-workers bench-pipelines bench-scrape bench-algorithms
 
 run: .venv/.run
 	@$(BIN)/siloflow run $(ARGS)
@@ -46,20 +47,22 @@ test-cluster: .venv/.test
 chaos: .venv/.test minio
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --full $(ARGS)
 
+# Everything in docs/performance.md, measured and written. ARGS='--only s3' refreshes a part, ARGS=--page only writes the page again.
+bench: .venv/.test minio .peer/.installed
+	@$(BIN)/python -m bench $(ARGS)
+
+# The parts, JSON on stdout and nothing written: rounds against Flower with S3 and memory, one to fifty silos, one worker and two,
+# what an engine adds to a round, what being scraped costs.
 bench-exchange: .venv/.test minio .peer/.installed
-	@$(BIN)/python -m bench.exchange
+	@$(BIN)/python -m bench --print --only exchange s3 memory
 
-# What being scraped every second costs a process that trains.
-bench-scrape: .venv/.test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m bench.scrape
-
-# Seconds that each engine adds to a round, and the stepwise package to a task.
-bench-pipelines: .venv/.test
-	@$(BIN)/python -m bench.pipelines
+bench-scaling bench-workers bench-pipelines bench-scrape: bench-%: .venv/.test
+	@$(BIN)/python -m bench --print --only $*
 
 # What a step of each algorithm costs beside a plain loop, JSON on stdout. ARGS=--write puts the table into docs, ARGS='--only csac' runs a part.
 bench-algorithms: .venv/.test
 	@$(BIN)/python -m bench.algorithms $(ARGS)
+	@$(BIN)/python -m bench --page
 
 # The pages that are made from the code: commands, algorithms, components.
 docs: .venv/.run

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.observe import growing
 
-SILOS = (1, 2, 5, 10, 20, 32, 50)
+SILOS = (1, 3, 10, 32, 50)
 BACKBONE = "resnet-18"
 
 
