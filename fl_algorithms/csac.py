@@ -7,6 +7,7 @@ aligned with those of the silo's frozen model.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -114,20 +115,20 @@ class CSAC(FedAvg[CSACHyper]):
 
     # ---- later rounds: calibration
 
-    def _thaw(self, silo: Silo) -> Network:
+    def _thaw(self, model: Network, silo: Silo) -> Network:
         """L^h, as round 1 left it."""
         frozen = {name.removeprefix(FROZEN): t for name, t in silo.private.items() if name.startswith(FROZEN)}
         if not frozen:
             raise Unusable(f"silo {silo.name}: its frozen model of round 1 is not on its volume; restore the volume or start a new run")
-        network = self.blank()
+        network = copy.deepcopy(model)  # a new one would first draw weights that nobody uses
         network.load_state_dict(frozen)
-        thawed = folded(network.to(silo.device)).to(memory_format=torch.channels_last).requires_grad_(False)
+        thawed = folded(network).to(memory_format=torch.channels_last).requires_grad_(False)
         assert isinstance(thawed, Network)
         self._frozen = thawed
         return thawed
 
     def begin(self, model: Network, silo: Silo) -> None:
-        frozen = self._thaw(silo)
+        frozen = self._thaw(model, silo)
         self._projections = self._build_projections(frozen, silo) if self.hyper.align in ("layers", "same-layer") else None
 
     def trained(self, model: Network) -> Iterator[nn.Parameter]:

@@ -35,7 +35,7 @@ def test_both_sides_of_a_row_take_the_same_images(made_up: Path, monkeypatch: py
     monkeypatch.setattr(femnist, "PICTURES", 70)
     total = sum(len(labels) for _, labels in femnist.drawn().values())
     assert femnist.product(made_up)() == femnist.reference(made_up)() == total
-    assert femnist.stacked(made_up)() == femnist.in_turn(made_up)() == 2 * 64
+    assert femnist.stacked(made_up)() == femnist.in_turn(made_up)() == femnist.grouped(made_up)() == 2 * 64
     with torch.random.fork_rng():
         assert training.fedsr_batch(made_up)() == product.fedsr_batch(made_up)() == 32
 
@@ -45,3 +45,10 @@ def test_the_page_names_what_was_not_reached() -> None:
     page = table({"repeats": 3, "pictures": "PACS", "machine": "a machine", "rows": [row, {**row, "reached": True}]})
     assert "| an epoch | 2.0 | 1.5 | 0.75 | 0.7, not reached |" in page
     assert "| an epoch | 2.0 | 1.5 | 0.75 | 0.7 |" in page
+
+
+def test_the_page_says_how_far_a_row_of_convolutions_could_go() -> None:
+    row = {"row": "fedadg", "step": "a round", "reference_ms": 100.0, "product_ms": 80.0, "ratio": 0.8, "reach": 0.7, "reached": False}
+    alone = {"forwards_ms": 15.0, "both_ms": 40.0, "speed": 0.9}
+    page = table({"repeats": 3, "pictures": "PACS", "machine": "a machine", "rows": [row], "convolutions": alone})
+    assert "its ratios would be: fedadg 0.50." in page

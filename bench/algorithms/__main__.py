@@ -43,7 +43,7 @@ class Side:
         command = [sys.executable, "-m", "bench.algorithms.side", row, name, str(pictures)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
-        self.best = float("inf")
+        self.best = self.wall = float("inf")
         self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -59,6 +59,7 @@ class Side:
         self.process.stdin.flush()
         answer = self._answer()
         self.best = min(self.best, 1000 * answer["cpu"] / answer["images"])
+        self.wall = min(self.wall, 1000 * answer["wall"] / answer["images"])
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -72,7 +73,7 @@ def machine() -> str:
 
 
 def measure(row: str, pictures: Path, repeats: int) -> dict[str, Any]:
-    names = ["reference", "product", *(["in_turn", "stacked"] if row == "femnist" else [])]
+    names = ["reference", "product", *(["in_turn", "stacked", "grouped"] if row == "femnist" else [])]
     sides = {name: Side(row, name, pictures) for name in names}
     for turn in range(repeats):
         print(f"{row}: {turn + 1}/{repeats}", file=sys.stderr)
@@ -85,10 +86,11 @@ def measure(row: str, pictures: Path, repeats: int) -> dict[str, Any]:
     found = {
         "row": row, "step": title, "reference_ms": round(reference, 2), "product_ms": round(product, 2),
         "ratio": round(product / reference, 3), "reach": reach, "reached": product / reference <= reach,
+        "reference_wall_ms": round(sides["reference"].wall, 2), "product_wall_ms": round(sides["product"].wall, 2),
     }  # fmt: skip
     print(f"{row}: {reference:.2f} -> {product:.2f} ms an image, {product / reference:.3f}x", file=sys.stderr)
     if "stacked" in sides:
-        found |= {"in_turn_ms": round(sides["in_turn"].best, 2), "at_once_ms": round(sides["stacked"].best, 2)}
+        found |= {f"{name}_ms": round(sides[name].best, 2) for name in ("in_turn", "stacked", "grouped")}
     return found
 
 
@@ -108,7 +110,7 @@ def main() -> None:
         found["rows"] = [measure(row, pictures, options.repeats) for row in ROWS if row in options.only]
         if "layout" in options.only:
             print("layout", file=sys.stderr)
-            found["layout"] = layout.measure(options.repeats)
+            found["layout"], found["convolutions"] = layout.measure(options.repeats), layout.convolutions(options.repeats)
         if "silos" in options.only:
             print("silos", file=sys.stderr)
             found["together"], found["first_batch"] = (

@@ -1,16 +1,20 @@
-"""What the memory layout alone gives on this CPU, forwards and backwards: it decides how far the rows with a ResNet-18 can go."""
+"""What decides how far the rows with a ResNet-18 can go on this CPU: its convolutions alone, and what the memory layout gives."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from components.process import keep_freed_memory
 from fl_algorithms.models import build_model
 
-BATCH = 16
+BATCH, MATRIX = 16, 2048
+# How often the convolutions of a row's step run for an image: forwards and backwards, and forwards only.
+PASSES = {"csac": (1.0, 1.0), "fedsr": (1.0, 0.0), "fedadg": (1.0, 2 / 3)}
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:
@@ -29,3 +33,44 @@ def _network(name: str, repeats: int) -> dict[str, Any]:
             F.cross_entropy(network(images[kind]), labels).backward()
             best[kind] = min(best[kind], 1000 * (time.process_time() - began) / BATCH)
     return {"network": name, **{f"{kind}_ms": round(value, 1) for kind, value in best.items()}}
+
+
+def convolutions(repeats: int) -> dict[str, Any]:
+    """ms an image of ResNet-18's convolutions, each with its input ready, and their speed beside that of a matrix product."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    network, calls = build_model("resnet-18", 7, 3, 224).to(memory_format=torch.channels_last), []
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            layer.register_forward_hook(lambda layer, inputs, output: calls.append((layer, inputs[0].detach(), torch.ones_like(output))))
+    with torch.no_grad():
+        network(torch.rand(BATCH, 3, 224, 224).contiguous(memory_format=torch.channels_last))
+    kept = [(layer.weight, layer.stride, layer.padding, inputs, gradient) for layer, inputs, gradient in calls]
+
+    @torch.no_grad()
+    def forwards() -> None:
+        for weight, stride, padding, inputs, _ in kept:
+            F.conv2d(inputs, weight, None, stride, padding)
+
+    def both() -> None:
+        for number, (weight, stride, padding, inputs, gradient) in enumerate(kept):
+            wanted = [inputs.requires_grad_(), weight] if number else [weight]  # nobody needs the gradient of a picture
+            torch.autograd.grad(F.conv2d(inputs, weight, None, stride, padding), wanted, gradient)
+
+    square = torch.rand(MATRIX, MATRIX)
+    seconds = {"forwards": _best(forwards, repeats), "both": _best(both, repeats), "product": _best(lambda: square @ square, repeats)}
+    operations = sum(2 * gradient.numel() * weight[0].numel() for weight, _, _, _, gradient in kept)
+    return {
+        "forwards_ms": round(1000 * seconds["forwards"] / BATCH, 1), "both_ms": round(1000 * seconds["both"] / BATCH, 1),
+        "speed": round(operations / seconds["forwards"] / (2 * MATRIX**3 / seconds["product"]), 2),
+    }  # fmt: skip
+
+
+def _best(work: Callable[[], object], repeats: int) -> float:
+    """CPU seconds of the best turn after one that does not count."""
+    found = []
+    for _ in range(repeats + 1):
+        began = time.process_time()
+        work()
+        found.append(time.process_time() - began)
+    return min(found[1:])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.algorithms.layout import PASSES
+
 HEAD = """# Cost of a step
 
 Made by `make bench-algorithms ARGS=--write`, which also writes the JSON beside it. One thread, process CPU time, ms per image;
@@ -15,12 +17,22 @@ The references (`bench/reference`) are straightforward loops in the manner of th
 """
 
 STACKED = """
-FEMNIST clients without dropout, with the product's layers on both sides: {in_turn_ms} ms an image in turn, {at_once_ms} all at once with
-`torch.func.vmap`. The product trains them in turn, so that its contract knows nothing of stacks.
+FEMNIST clients without dropout, with the product's layers on all sides: {in_turn_ms} ms an image in turn, {stacked_ms} all at once with
+`torch.func.vmap`, {grouped_ms} with grouped convolutions. The product trains them in turn, so that its contract knows nothing of stacks.
+"""
+
+WALL = """
+The clock on the wall for {title}, workers and all: {reference_wall_ms} -> {product_wall_ms} ms an image, {wall_ratio}x.
 """
 
 FEDSR = """
 FedSR's step is mostly convolutions, which no loader can save; what its released code wastes is in getting the batch.
+"""
+
+CONVOLUTIONS = """
+The convolutions of a ResNet-18 alone, each with its input ready and nothing in between, take {forwards_ms} ms an image forwards and
+{both_ms} forwards and backwards; forwards at {speed} times the speed of a large matrix product. Both sides pay for them. If all else cost
+the product nothing, its ratios would be: {floors}.
 """
 
 LAYOUT = """
@@ -45,9 +57,21 @@ def table(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         if row["row"] == "fedsr-batch":
             text += FEDSR
-        if "at_once_ms" in row:
+        if row["row"].startswith("fedsr") and "product_wall_ms" in row:
+            title = {"fedsr": "FedSR's step", "fedsr-batch": "its batch"}[row["row"]]
+            text += WALL.format(title=title, wall_ratio=round(row["product_wall_ms"] / row["reference_wall_ms"], 3), **row)
+        if "grouped_ms" in row:
             text += STACKED.format(**row)
+    if "convolutions" in found:
+        text += CONVOLUTIONS.format(floors=", ".join(_floors(found)), **found["convolutions"])
     text += "".join(LAYOUT.format(**entry) for entry in found.get("layout", []) if entry["network"] == "resnet-18")
     if "together" in found:
         text += SILOS.format(**found["together"]) + FIRST.format(**found["first_batch"])
     return text
+
+
+def _floors(found: dict[str, Any]) -> list[str]:
+    """What would be left of each ResNet-18 row if everything but its convolutions cost nothing."""
+    alone = found["convolutions"]
+    costs = {row: trained * alone["both_ms"] + shown * alone["forwards_ms"] for row, (trained, shown) in PASSES.items()}
+    return [f"{row['row']} {costs[row['row']] / row['reference_ms']:.2f}" for row in found["rows"] if row["row"] in costs]

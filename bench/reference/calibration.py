@@ -20,8 +20,10 @@ CHANNELS = 32
 def csac(pictures: Path) -> Run:
     model = Split(512, 7).train()
     frozen = copy.deepcopy(model).eval()  # nobody turned its gradients off
-    sides = [nn.ModuleList([nn.Conv2d(128, CHANNELS, 22), nn.Conv2d(256, CHANNELS, 2, 2), nn.Conv2d(512, CHANNELS, 1)]) for _ in range(2)]
-    projections = nn.ModuleList(sides)
+    sides = [
+        nn.ModuleList([nn.Conv2d(128, CHANNELS, 22), nn.Conv2d(256, CHANNELS, 3, 2, 1), nn.Conv2d(512, CHANNELS, 1)]) for _ in range(2)
+    ]
+    projections, queries, keys = nn.ModuleList(sides), thin(), thin()
     optimizer = torch.optim.SGD([*model.parameters(), *projections.parameters()], lr=0.01, momentum=0.5)
     batches = cycle(loader(Files(pictures / "photo", augmented(224, 0.8, 0.4)), 32))
 
@@ -30,7 +32,7 @@ def csac(pictures: Path) -> Run:
         maps, old = model.maps(images), frozen.maps(images)
         logits = model.classifier(maps[-1].mean((2, 3)))
         a, b = ([project(x) for project, x in zip(side, found, strict=True)] for side, found in zip(sides, (maps, old), strict=True))
-        weights = attention(a, b)
+        weights = attention(a, b, queries, keys)
         loss = F.cross_entropy(logits, labels)
         for i, x in enumerate(a):
             for j, y in enumerate(b):
@@ -41,9 +43,15 @@ def csac(pictures: Path) -> Run:
     return step
 
 
-def attention(a: list[torch.Tensor], b: list[torch.Tensor]) -> list[list[float]]:
+def thin() -> nn.ModuleList:
+    """The 1x1 convolutions that the released code puts before its position attention; nothing trains them."""
+    return nn.ModuleList([nn.Conv2d(CHANNELS, CHANNELS, 1) for _ in range(3)])
+
+
+def attention(a: list[torch.Tensor], b: list[torch.Tensor], queries: nn.ModuleList, keys: nn.ModuleList) -> list[list[float]]:
     """From the d x d and c x c maps."""
-    position = torch.stack([torch.stack([(x.flatten(2).transpose(1, 2) @ y.flatten(2)).mean() for y in b]) for x in a])
+    asked = [query(x).flatten(2).transpose(1, 2) for query, x in zip(queries, a, strict=True)]
+    position = torch.stack([torch.stack([(q @ key(y).flatten(2)).mean() for key, y in zip(keys, b, strict=True)]) for q in asked])
     channel = torch.stack([torch.stack([(x.flatten(2) @ y.flatten(2).transpose(1, 2)).mean() for y in b]) for x in a])
     both = 0.5 * (position.softmax(1) + channel.softmax(1))
     return [[value.item() for value in row] for row in both]
