@@ -22,6 +22,12 @@ MEASURE = """() => [...document.querySelectorAll("figure")].map((figure) => {
 })"""
 
 
+PAPER = {"width": 718, "height": 1000}  # A4 between its margins, in CSS pixels
+# tables that are wider than their place, by name
+CUT = """() => [...document.querySelectorAll(".scroll")].filter((place) => place.scrollWidth > place.clientWidth + 1)
+  .map((place) => [place.getAttribute("aria-label"), place.scrollWidth, place.clientWidth])"""
+
+
 @contextmanager
 def opened(browser: Browser, page: Path, **options: Any) -> Iterator[tuple[Page, list[str]]]:
     """The page, and everything that went wrong or out while it was open."""

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser
 from components.report import LIMIT
 from components.report.bench_page import bench_page
 from components.report.bench_scores import Scores
-from tests.report.browsing import MEASURE, opened
+from tests.report.browsing import CUT, MEASURE, PAPER, opened
 
 ROOT = Path(__file__).parents[2]
 SETTING = {"backbone": "small-cnn", "rounds": 4, "image_size": 32, "optimizer": "adam", "lr": 0.001, "batch_size": 32, "weights": None}
@@ -167,6 +167,13 @@ def test_sorting_keeps_a_papers_row_beneath_its_algorithm(page: Path, browser: B
 def test_it_fits_the_screen(width: int, page: Path, browser: Browser) -> None:
     with opened(browser, page, viewport={"width": width, "height": 800}) as (tab, _):
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_on_paper_no_table_is_cut_off(page: Path, browser: Browser) -> None:
+    with opened(browser, page, viewport=PAPER) as (tab, _):
+        tab.emulate_media(media="print")
+        assert tab.evaluate(CUT) == []
+        assert tab.locator("#table-gates thead th").first.inner_text() == "gate"
 
 
 def test_the_essentials_need_no_scripts(page: Path, browser: Browser) -> None:

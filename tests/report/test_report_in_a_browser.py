@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from components.report import LIMIT
-from tests.report.browsing import MEASURE, opened
+from tests.report.browsing import CUT, MEASURE, PAPER, opened
 
 COMMON = {
     "accuracy", "loss", "training", "rounds", "confusion", "confusions", "tsne-class", "tsne-domain", "weights", "drift", "timeline",
@@ -48,6 +48,13 @@ def test_a_page_is_one_small_file(name: str, pages: dict[str, Path]) -> None:
 def test_it_fits_the_screen(name: str, width: int, pages: dict[str, Path], browser: Browser) -> None:
     with opened(browser, pages[name], viewport={"width": width, "height": 800}) as (tab, _):
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_paper_no_table_is_cut_off(name: str, pages: dict[str, Path], browser: Browser) -> None:
+    with opened(browser, pages[name], viewport=PAPER) as (tab, _):
+        tab.emulate_media(media="print")
+        assert tab.evaluate(CUT) == []
 
 
 KEYS = "(at) => [...document.querySelectorAll('#table-classes tbody tr')].map((row) => row.cells[at].dataset.k)"
@@ -107,7 +114,8 @@ def test_light_and_dark_follow_the_system_until_the_reader_chooses(pages: dict[s
         tab.locator("#theme").click()
         assert tab.evaluate(colour) == light
         tab.emulate_media(media="print")
-        assert not tab.locator("nav").is_visible()
+        assert not tab.locator("nav").is_visible() and not tab.locator(".copy").is_visible()
+        assert [head.inner_text() for head in tab.locator("#table-rounds th[scope=col]").all()][:2] == ["round", "unseen domain"]
 
 
 def test_the_spec_is_copied_and_a_legend_dims_the_rest(pages: dict[str, Path], browser: Browser) -> None:
