@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.bench_file import read_bench, work_of
 from tests.docs.pages import FENCE, PROGRAMS, ROOT, Command, File, read_page, steps_of
 from tests.docs.parsing import check_mention, parse
 from tests.docs.shell import Desk
@@ -77,6 +78,14 @@ def test_targets_and_modules_exist_and_no_command_hides(name: str) -> None:
     assert [module for module in re.findall(r"python -m (\w+(?:\.\w+)+)", text) if find_spec(module) is None] == []
     hidden = [block for block in FENCE.finditer(text) if block["language"] not in ("", "sh", "console")]
     assert not any(line.split(" ")[0] in PROGRAMS for block in hidden for line in block["text"].splitlines())
+
+
+def test_the_benchmark_of_the_tutorial_is_one(tmp_path: Path) -> None:
+    """It takes minutes, so its file is only read."""
+    (file,) = (step for step in PAGES["docs/tutorial-your-own-data.md"].steps if isinstance(step, File) and step.name == "compare.yaml")
+    (tmp_path / file.name).write_text(file.text)
+    work = work_of(read_bench(tmp_path / file.name, []), None)
+    assert len(work) == 24
 
 
 def test_every_command_is_run_on_some_page() -> None:
