@@ -111,6 +111,8 @@ def _under(scores: Scores) -> str:
             sure = gain.mean > ERRORS * gain.error
             said += f" Seed by seed the difference is {gain.points()} points: "
             said += "more than two standard errors." if sure else "within two standard errors, so these seeds do not tell the two apart."
+    unranked = [name for name in scores.algorithms if scores.average(name) is None]
+    said += f" Not ranked, since targets are missing: {', '.join(unranked)}." if unranked else ""
     return f'<p class="under">{escape(said)}</p>'
 
 

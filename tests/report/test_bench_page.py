@@ -131,6 +131,7 @@ def test_the_page_in_a_browser(page: Path, browser: Browser) -> None:
         assert (
             "Seed by seed the difference is 21.5 ± 1.0 points: more than two standard errors." in tab.locator(".under").first.inner_text()
         )
+        assert tab.locator(".under").first.inner_text().endswith("Not ranked, since targets are missing: csac.")
         figures = {found[0].removeprefix("fig-"): found[1:] for found in tab.evaluate(MEASURE)}
         assert figures.keys() == {"standing", "cost-seconds", "cost-bytes", "trend-accuracy", "trend-seconds"}
         assert all(drawn >= 2 and height > 80 for drawn, _, _, height in figures.values())
