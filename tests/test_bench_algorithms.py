@@ -52,3 +52,10 @@ def test_the_page_says_how_far_a_row_of_convolutions_could_go() -> None:
     alone = {"forwards_ms": 15.0, "both_ms": 40.0, "speed": 0.9}
     page = table({"repeats": 3, "pictures": "PACS", "machine": "a machine", "rows": [row], "convolutions": alone})
     assert "its ratios would be: fedadg 0.50." in page
+
+
+def test_the_page_names_the_rows_of_another_machine() -> None:
+    row = {"row": "fedavg", "step": "an epoch", "reference_ms": 2.0, "product_ms": 1.5, "ratio": 0.75, "reach": 0.8, "reached": True}
+    rows = [{**row, "machine": "this, load 2"}, {**row, "step": "a round", "machine": "that, load 1"}]
+    page = table({"repeats": 3, "pictures": "PACS", "machine": "this, load 7", "rows": rows})
+    assert "Measured on another machine (that, load 1): a round.\n" in page and "(this" not in page

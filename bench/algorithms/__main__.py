@@ -86,7 +86,7 @@ def measure(row: str, pictures: Path, repeats: int) -> dict[str, Any]:
     found = {
         "row": row, "step": title, "reference_ms": round(reference, 2), "product_ms": round(product, 2),
         "ratio": round(product / reference, 3), "reach": reach, "reached": product / reference <= reach,
-        "reference_wall_ms": round(sides["reference"].wall, 2), "product_wall_ms": round(sides["product"].wall, 2),
+        "reference_wall_ms": round(sides["reference"].wall, 2), "product_wall_ms": round(sides["product"].wall, 2), "machine": machine(),
     }  # fmt: skip
     print(f"{row}: {reference:.2f} -> {product:.2f} ms an image, {product / reference:.3f}x", file=sys.stderr)
     if "stacked" in sides:
@@ -123,9 +123,13 @@ def main() -> None:
 
 
 def write(found: dict[str, Any]) -> None:
-    """What was not measured now stays as it was."""
+    """What was not measured now stays as it was, with the machine it was measured on."""
     page, data = (ROOT / "docs" / f"performance-algorithms.{suffix}" for suffix in ("md", "json"))
     before = json.loads(data.read_text()) if data.exists() else {"rows": []}
+    if "together" in found:
+        found["together"]["machine"] = found["machine"]
+    for old in [*before["rows"], *(before[part] for part in ("together",) if part in before)]:
+        old.setdefault("machine", before["machine"])
     rows = {row["row"]: row for row in [*before["rows"], *found["rows"]]}
     merged = {**before, **found, "rows": [rows[row] for row in ROWS if row in rows]}
     data.write_text(json.dumps(merged, indent=1) + "\n")

@@ -42,7 +42,7 @@ it, neither do the steps that are mostly such convolutions.
 
 SILOS = """
 Two silos at once on {cores} cores: {two_silos_seconds} s, one alone {one_silo_seconds} s: {ratio}x (reach: {reach}x).
-This is wall time: it means something only on a machine that has nothing else to do (its load is above).
+This is wall time: it means something only on a machine that has nothing else to do ({machine}).
 """
 
 FIRST = """First batch from a warm, verified cache: {seconds} s (reach: {reach:g} s).
@@ -54,6 +54,7 @@ def table(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         mark = "" if row["reached"] else ", not reached"
         text += f"| {row['step']} | {row['reference_ms']} | {row['product_ms']} | {row['ratio']} | {row['reach']}{mark} |\n"
+    text += _elsewhere(found)
     for row in found["rows"]:
         if row["row"] == "fedsr-batch":
             text += FEDSR
@@ -68,6 +69,17 @@ def table(found: dict[str, Any]) -> str:
     if "together" in found:
         text += SILOS.format(**found["together"]) + FIRST.format(**found["first_batch"])
     return text
+
+
+def _elsewhere(found: dict[str, Any]) -> str:
+    """The rows of an earlier run on another CPU: the load at the end of its name does not make it another one."""
+    here: str = found["machine"].rpartition(",")[0]
+    others: dict[str, list[str]] = {}
+    for row in found["rows"]:
+        there = row.get("machine", found["machine"])
+        if there.rpartition(",")[0] != here:
+            others.setdefault(there, []).append(row["step"])
+    return "".join(f"\nMeasured on another machine ({machine}): {'; '.join(steps)}.\n" for machine, steps in others.items())
 
 
 def _floors(found: dict[str, Any]) -> list[str]:
