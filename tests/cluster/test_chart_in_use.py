@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -154,13 +155,14 @@ def night_by_hand(release: Release, name: str) -> tuple[int, str]:
 
 
 def test_the_night_of_the_image_runs(site: Site) -> None:
-    """Nothing given: the benchmark and the baseline that are in the image. Speed has no night to be compared with yet."""
+    """Nothing given: the benchmark and the baseline that are in the image. Of speed only an idle machine could say something."""
     site.release.values["nightly"] = {"enabled": True}
     site.release.upgrade()
     code, log = night_by_hand(site.release, "shipped")
-    assert code == 2, log
-    assert "failed" not in log, log
-    assert "this night is kept" in log.splitlines()[-1]
+    assert code in (0, 2, 6), log
+    verdicts = re.findall(r"^ +(accuracy|exact) .*(passed|failed|no baseline)", log, re.MULTILINE)
+    assert len(verdicts) > 4
+    assert {verdict for _, verdict in verdicts} == {"passed"}, log
 
 
 def _ended(space: str, job: str) -> bool:
