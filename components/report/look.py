@@ -165,7 +165,8 @@ def _ask(record: Record, federation: Federation, model: nn.Module, insight: Insi
     if insight.table is None and target is not None:
         complete = _try(record, "answers on the target", lambda: answer(model, federation.target_samples, spec.seed))
         if complete is not None:
-            insight.table, insight.table_round = confusion(complete.labels, complete.predicted, len(insight.classes)), max(record.rounds)
+            insight.table = confusion(complete.labels, complete.predicted, len(insight.classes))
+            insight.table_round = max(record.rounds, default=spec.rounds)  # where nothing tells, it is the final model
 
 
 def _answers(federation: Federation, model: nn.Module, domain: str) -> Answers:

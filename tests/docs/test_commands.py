@@ -20,9 +20,9 @@ OWN_TESTS = {
     "docs/tutorial-your-own-algorithm.md": "test_own_algorithm.py",  # writes into a copy of the product
     "docs/faq.md": "test_faq.py",  # breaks things
 }
-PATHS = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {str(path.relative_to(ROOT)): read_page(path) for path in PATHS}
-LISTED = PAGES | {str(path.relative_to(ROOT)): read_page(path) for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md"))]}
+LISTED = PAGES | {str(path.relative_to(ROOT)): read_page(path) for path in sorted((ROOT / "docs").glob("*/*.md"))}
 RUN = [name for name, page in PAGES.items() if name not in OWN_TESTS and any(one.mark is None for one in page.commands)]
 NEED_MORE = {  # what no test of a page can run: Kubeflow Pipelines, a store with keys, hours
     *(f"siloflow {name}" for name in ("submit", "watch", "runs", "logs", "cancel", "silo", "server", "evaluator", "bench")),

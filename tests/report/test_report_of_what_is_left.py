@@ -55,6 +55,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
         lambda f: (f / "spec.yaml").write_text((f / "spec.yaml").read_text().replace("algorithm: fedavg", "algorithm: fedfuture")),
         "algorithm 'fedfuture' is not known here", CURVE,
     ),
+    "neither result nor store": (
+        lambda f: ((f / "result.json").write_text("{"), shutil.rmtree(f / "store")), "result.json: expected JSON", 'id="fig-confusion"',
+    ),
     "no store": (lambda f: shutil.rmtree(f / "store"), "expected bucket 'global', found no such folder", CURVE),
     "a damaged broadcast": (
         lambda f: last(f, "global", "broadcast.json").write_bytes(b"{}"), "rounds/2/train/broadcast.json: manifest ", 'id="fig-weights"',
