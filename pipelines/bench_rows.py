@@ -34,10 +34,11 @@ def row_of(bench: str, work: Work, result: Row, plan: Row, stored: Row, seconds:
         **_head(bench, work, "done"),
         "dataset": spec["dataset"]["name"],
         "setting": {
-            "image_size": spec["dataset"]["image_size"],
+            **{name: spec["dataset"][name] for name in ("image_size", "protocol", "target_subset")},
             "weights": Path(weights).name if weights else None,
             **{name: spec[name] for name in SETTING},
             **{name: hyper[name] for name in LOCAL if name in hyper},
+            "hyper": work.values.get("hyper") or {},
         },
         "silos": len(plan["silos"]),
         "accuracy": result["accuracy"],

@@ -61,7 +61,7 @@ def _accuracies(runs: Sequence[Outcome]) -> Table:
     for place, run in enumerate(runs):
         table.add_column(run.result["algorithm"] if place == 0 else f"{run.result['algorithm']} (baseline)", justify="right")
     for rule, label in RULES.items():
-        style = "dim" if rule == "oracle" else "bold" if rule == "best_validation" else ""
+        style = "dim" if rule == "oracle" else "bold" if rule == "last" else ""
         table.add_row(label, *(percent(run.result["accuracy"][rule]) for run in runs), style=style)
     table.add_section()
     table.add_row("rounds", *(str(run.result["rounds"]) for run in runs), style="dim")
