@@ -43,10 +43,8 @@ def peer_round() -> dict[str, Any] | None:
     return {**cost(seen, told["marks"]), "version": told["version"]}
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Medians over the runs, and the fastest round of all: what others do on the machine only adds."""
-    medians = {key: statistics.median(run[key] for run in runs) for key in COMPARED}
-    return {**medians, "fastest_round": min(run["fastest_round"] for run in runs)}
+def medians(runs: list[dict[str, Any]]) -> dict[str, float]:
+    return {key: statistics.median(run[key] for run in runs) for key in COMPARED}
 
 
 def measure() -> dict[str, Any]:
@@ -61,10 +59,10 @@ def measure() -> dict[str, Any]:
     known = [run for run in peers if run is not None]
     result: dict[str, Any] = {
         "silos": len(SILOS), "rounds": ROUNDS, "repeats": REPEATS, "model_mb": ours[0]["model_mb"],
-        "siloflow": summary(ours), "flower": None, "ratio": None,
+        "siloflow": medians(ours), "flower": None, "ratio": None,
     }  # fmt: skip
     if known:
-        result["flower"] = {**summary(known), "version": known[0]["version"]}
+        result["flower"] = {**medians(known), "version": known[0]["version"]}
         ratios = {key: sorted(round(a[key] / b[key], 3) for a, b in zip(ours, known, strict=True)) for key in COMPARED}
         result["ratio"] = {key: {"median": statistics.median(all_), "least": all_[0], "most": all_[-1]} for key, all_ in ratios.items()}
     return result

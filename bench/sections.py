@@ -54,8 +54,6 @@ def exchange(found: Any) -> str:
             ["", "siloflow"], [[name, number(ours[key])] for key, name in names.items()]
         )  # fmt: skip
     rows = [[name, number(ours[key]), number(flower[key]), spread(ratio[key])] for key, name in names.items()]
-    best = ours["fastest_round"], flower["fastest_round"]
-    rows.insert(1, ["seconds of the fastest round", *map(number, best), f"{best[0] / best[1]:.2f}"])
     return text + table(["", "siloflow", f"Flower {flower['version']}", "ratio: median (all runs)"], rows)
 
 
