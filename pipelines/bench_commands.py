@@ -40,9 +40,9 @@ def bench(
 ) -> None:
     """Run algorithms x targets x seeds and make their table. The same command again goes on where it stopped."""
     from components.gateway import check_gateway
-    from pipelines.bench_file import read_bench, work_of
+    from pipelines.bench_file import chosen, read_bench, work_of
     from pipelines.bench_rows import first_failure
-    from pipelines.bench_run import run_bench, tell
+    from pipelines.bench_run import Request, run_bench, tell
     from pipelines.console import screen
     from pipelines.gates import read_baseline, refusal
     from pipelines.history import History
@@ -53,8 +53,10 @@ def bench(
     folder = out if out is not None else Path("benchmarks") / file.name
     baseline = read_baseline(gate) if gate is not None else None
     kept = History(history, file.name) if history is not None else None
-    work = work_of(file, [name.strip() for name in only.split(",")] if only else None)
-    outcome = run_bench(file, work, folder, spec, workers, keep, kept, baseline, screen(stderr=as_json), screen(stderr=True))
+    work = work_of(file)
+    wanted = chosen(work, [name.strip() for name in only.split(",")]) if only else work
+    asked = Request(file, spec, work, wanted, folder, workers, keep)
+    outcome = run_bench(asked, kept, baseline, screen(stderr=as_json), screen(stderr=True))
     if as_json:
         _print_json(outcome.as_json(file.name, folder))
     error = first_failure(outcome.rows) or (refusal(outcome.gates, gate) if gate is not None else None)

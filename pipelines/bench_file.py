@@ -86,16 +86,13 @@ def read_bench(path: Path, settings: Sequence[str] = ()) -> BenchFile:
     return file.model_copy(update={"spec": apply_overrides(file.spec, settings)})
 
 
-def work_of(file: BenchFile, only: Sequence[str] | None = None) -> list[Work]:
+def work_of(file: BenchFile) -> list[Work]:
     """All cells, checked before any of them runs. Seeds outermost: after the first there is a whole table.
 
     Loads the algorithms, and with them torch, to know which of the common hyper-parameters each has.
     """
-    chosen = [name for name in file.algorithms if only is None or name in only]
-    for name in only or ():
-        check_name("--only", name, file.algorithms)
     _refuse_unknown_hyper(file)
-    grid = [Cell(algorithm, target, seed) for seed in file.seeds for algorithm in chosen for target in file.targets]
+    grid = [Cell(algorithm, target, seed) for seed in file.seeds for algorithm in file.algorithms for target in file.targets]
     work = [Work(cell, _values(file, cell)) for cell in grid]
     if file.exact is not None:
         exact = {"seed": 0, "threads": 1, **file.exact}
@@ -107,6 +104,13 @@ def work_of(file: BenchFile, only: Sequence[str] | None = None) -> list[Work]:
         except InputError as error:
             raise InputError(f"cell {item.cell}: {error}") from None
     return work
+
+
+def chosen(work: Sequence[Work], only: Sequence[str]) -> list[Work]:
+    """The cells of these algorithms in the table."""
+    for name in only:
+        check_name("--only", name, {item.cell.algorithm for item in work if not item.cell.exact})
+    return [item for item in work if item.cell.algorithm in only and not item.cell.exact]
 
 
 def _values(file: BenchFile, cell: Cell) -> dict[str, Any]:

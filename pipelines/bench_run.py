@@ -46,11 +46,23 @@ class Outcome:
         }  # fmt: skip
 
 
-def run_bench(
-    file: BenchFile, work: Sequence[Work], folder: Path, spec: Path, workers: int | None, keep: bool, history: History | None,
-    baseline: Baseline | None, console: Console, progress: Console,
-) -> Outcome:  # fmt: skip
-    """Returns what to say of it; cells that failed and gates that did not pass are in there, not raised."""
+@dataclass(frozen=True)
+class Request:
+    """What was asked for: of the `work` of a file only what is `wanted`, in this folder."""
+
+    file: BenchFile
+    path: Path  # of the file
+    work: Sequence[Work]
+    wanted: Sequence[Work]
+    folder: Path
+    workers: int | None = None
+    keep: bool = False
+
+
+def run_bench(asked: Request, history: History | None, baseline: Baseline | None, console: Console, progress: Console) -> Outcome:
+    """Run what is wanted and missing, and tell of all that is there. Cells that failed and gates that did not pass are in the
+    outcome, not raised."""
+    folder = asked.folder
     nights = history.nights() if history is not None else []  # before hours of work: a store that cannot be reached is known now
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,18 +72,18 @@ def run_bench(
     with only_engine(folder):
         if results.exists():
             mend(results)
-        left = still_to_do(work, read_rows(results) if results.exists() else [], results)
+        left = still_to_do(asked.wanted, read_rows(results) if results.exists() else [], results)
         if left:
-            _run(file, left, len(work), folder, workers or _lanes(file), keep, progress)
+            _run(asked, left, progress)
         known = {cell_of(row): row for row in read_rows(results)}
-        rows = [known[item.cell] for item in work]
+        rows = [known[item.cell] for item in asked.work if item.cell in known]
         found = gates(rows, baseline, _before(nights, rows)) if baseline is not None else []
         outcome = Outcome(rows, found, overall(found) if baseline is not None else "not gated")
         tonight = [night(rows, outcome.verdict)]
-        _write(folder, outcome, spec, [*_before(nights, rows), *tonight] if history is not None else [])
+        _write(folder, outcome, asked.path, [*_before(nights, rows), *tonight] if history is not None else [])
         if history is not None:
             history.add(rows, outcome.verdict)
-    print_table(console, file.name, rows)
+    print_table(console, asked.file.name, rows)
     if found:
         print_gates(console, found)
     for name in (RESULTS, TABLE, PAGE):
@@ -90,10 +102,13 @@ def check(rows: Sequence[Row], baseline: Baseline, history: History | None) -> l
     return gates(rows, baseline, _before(history.nights(), rows) if history is not None else [])
 
 
-def _run(file: BenchFile, left: Sequence[Work], total: int, folder: Path, count: int, keep: bool, console: Console) -> None:
-    count = min(count, len(left))
+def _run(asked: Request, left: Sequence[Work], console: Console) -> None:
+    name, folder, count = asked.file.name, asked.folder, min(asked.workers or _lanes(asked.file), len(left))
     try:
-        with Lanes(file.name, folder.absolute(), count, keep) as lanes, Progress(console, file.name, total, left, count) as progress:
+        with (
+            Lanes(name, folder.absolute(), count, asked.keep) as lanes,
+            Progress(console, name, len(asked.wanted), left, count) as progress,
+        ):
             for event in lanes.run(left):
                 if event.kind == "row":
                     append(folder / RESULTS, event.content)

@@ -84,7 +84,7 @@ def test_the_benchmark_of_the_tutorial_is_one(tmp_path: Path) -> None:
     """It takes minutes, so its file is only read."""
     (file,) = (step for step in PAGES["docs/tutorial-your-own-data.md"].steps if isinstance(step, File) and step.name == "compare.yaml")
     (tmp_path / file.name).write_text(file.text)
-    work = work_of(read_bench(tmp_path / file.name, []), None)
+    work = work_of(read_bench(tmp_path / file.name))
     assert len(work) == 24
 
 

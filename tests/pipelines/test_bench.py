@@ -12,7 +12,7 @@ import psutil
 import pytest
 import yaml
 
-from pipelines.bench_file import Cell, Work, read_bench, work_of
+from pipelines.bench_file import Cell, Work, chosen, read_bench, work_of
 from pipelines.bench_lanes import PORTABLE, divided
 from pipelines.bench_rows import append, mend, perf, read_rows, still_to_do
 from pipelines.bench_table import markdown
@@ -85,8 +85,9 @@ def test_called_again_it_runs_only_what_is_missing(ended: tuple[int, str, str], 
     before = read_rows(folder / "out/results.jsonl")
     exact = values(folder / "pictures", rounds=1, target="yew")
     spec = bench_file(folder, algorithms=["fedavg"], targets=["yew", "ash"], exact=exact)
-    code, _, err = finish(command("bench", spec, "--out", folder / "out", "--json"))
+    code, out, err = finish(command("bench", spec, "--out", folder / "out", "--json", "--only", "fedavg"))
     assert code == 0, err
+    assert json.loads(out)["cells"] == 3, "what is there is shown, also what was not asked for"
     assert "cells to run" not in err and read_rows(folder / "out/results.jsonl") == before
     other = bench_file(folder, algorithms=["fedavg"], spec={**yaml.safe_load(spec.read_text())["spec"], "rounds": 2})
     refused = invoke("bench", other, "--out", folder / "out")
@@ -182,7 +183,7 @@ def test_cells_are_seeds_then_algorithms_then_targets_and_share_what_they_have(t
     assert [str(item.cell) for item in work[:5]] == ["fedavg/1/0", "fedavg/b/0", "fedprox/1/0", "fedprox/b/0", "fedavg/1/7"]
     assert work[0].values == {"threads": 1, "rounds": 4, "algorithm": "fedavg", "target": "1", "seed": 0, "hyper": {"lr": 0.1}}
     assert (work[2].values["rounds"], work[2].values["hyper"]) == (3, {"lr": 0.2, "mu": 0.5})
-    assert [str(item.cell) for item in work_of(read_bench(path), ["fedprox"])[:2]] == ["fedprox/1/0", "fedprox/b/0"]
+    assert [str(item.cell) for item in chosen(work, ["fedprox"])[:2]] == ["fedprox/1/0", "fedprox/b/0"]
 
 
 def test_every_file_of_the_repository_is_a_benchmark() -> None:
