@@ -148,12 +148,13 @@ def test_nights_are_compared_with_each_other_and_told_to_prometheus(site: Site, 
 def night_by_hand(release: Release, name: str) -> tuple[int, str]:
     """Exit code and log of the one pod that the Job had: neither of the two ways to be not green is tried again."""
     kubectl("-n", release.space, "create", "job", name, "--from=cronjob/siloflow-nightly")
-    until(lambda: _ended(release.space, name), f"the {name} night", 900)
+    until(lambda: _ended(release.space, name), f"the {name} night", 3000)
     (one,) = release.get("pod", "-l", f"job-name={name}")
     ended = one["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
     return ended, kubectl("-n", release.space, "logs", one["metadata"]["name"])
 
 
+@pytest.mark.timeout(3600)
 def test_the_night_of_the_image_runs(site: Site) -> None:
     """Nothing given: the benchmark and the baseline that are in the image. Of speed only an idle machine could say something."""
     site.release.values["nightly"] = {"enabled": True}
