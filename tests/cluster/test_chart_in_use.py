@@ -161,9 +161,11 @@ def test_the_night_of_the_image_runs(site: Site) -> None:
     site.release.upgrade()
     code, log = night_by_hand(site.release, "shipped")
     assert code in (0, 2, 6), log
-    verdicts = re.findall(r"^ +(accuracy|exact) .*(passed|failed|no baseline)", log, re.MULTILINE)
-    assert len(verdicts) > 4
-    assert {verdict for _, verdict in verdicts} == {"passed"}, log
+    listed = re.findall(r"^ +(accuracy|exact|speed) .*(passed|failed|no baseline)", log, re.MULTILINE)
+    assert {gate for gate, verdict in listed if verdict != "passed"} <= {"speed"}, log
+    more = re.search(r"(\d+) more have passed", log)  # those that do not fit on a screen
+    passed = sum(verdict == "passed" for _, verdict in listed) + (int(more[1]) if more else 0)
+    assert passed > 8, log  # four algorithms on two targets, and the digest
 
 
 def _ended(space: str, job: str) -> bool:
