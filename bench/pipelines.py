@@ -81,7 +81,7 @@ def stepwise(folder: Path, rounds: int) -> tuple[float, int]:
     (folder / "silos.yaml").write_text(json.dumps({"store": (folder / "stepwise").as_uri(), "silos": [{"name": silo} for silo in SILOS]}))
     timed([SILOFLOW, "compile", folder / "silos.yaml", "-o", folder / "package.yaml"], folder)
     values = {"algorithm": "fedavg", "dataset": "styled-digits", "target": "paper", "rounds": rounds, "run": f"run-{time.time_ns()}"}
-    values["spec"] = json.dumps({"hyper": SPEC["hyper"], "threads": 1})
+    values["spec"] = json.dumps({name: value for name, value in SPEC.items() if name not in values})
     seconds = timed([sys.executable, RUNNER, folder / "package.yaml", folder / "out", json.dumps(values)], folder)
     return seconds, (rounds + 2) * (len(SILOS) + 1) + 3
 
