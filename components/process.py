@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+PORTABLE = "SILOFLOW_PORTABLE"  # set: without oneDNN, whose blocks, and so whose sums, follow the CPU's caches
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -21,6 +22,8 @@ def log_to_stderr() -> None:
 def compute_with(threads: int) -> None:
     """So many threads, and the same bits every time."""
     torch.set_num_threads(threads)
+    if os.environ.get(PORTABLE):
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only then
     if torch.cuda.is_available():  # on the CPU a fixed number of threads is enough, and the call costs seconds of imports
         torch.use_deterministic_algorithms(True, warn_only=True)
