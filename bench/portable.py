@@ -1,7 +1,8 @@
-"""Does the nightly benchmark's exact run have the same digest on another CPU? Prints JSON. `python -m bench.portable`
+"""Does training have the same digest on another CPU, with the kernels of the nightly benchmark's exact run? Prints JSON.
 
-All roles in this process, so that it can be run under an emulator, which shows torch and MKL another CPU (some minutes):
+Small enough for an emulator that shows torch and MKL another CPU (some minutes):
 
+    python -m bench.portable
     PYTHONPATH=.:.venv/lib/python3.11/site-packages qemu-x86_64 -cpu EPYC-v1 $(readlink -f .venv/bin/python) -m bench.portable
 """
 
@@ -9,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from pathlib import Path
 
 from pipelines.bench_lanes import PORTABLE
+
+STEPS, IMAGES = 3, 16
 
 
 def main() -> None:
@@ -20,14 +21,26 @@ def main() -> None:
     import torch
 
     from components.process import compute_with
-    from pipelines.bench_file import read_bench, work_of
-    from tests.federations import Run
+    from components.wire import model_digest
+    from fl_algorithms.losses import cross_entropy
+    from fl_algorithms.models import build_model
+    from fl_algorithms.training import make_optimizer
+    from fl_algorithms.uncompiled import take_step
 
     compute_with(1)
-    (exact,) = (item for item in work_of(read_bench(Path("bench/nightly.yaml"))) if item.cell.exact)
-    with tempfile.TemporaryDirectory() as folder:
-        digest = Run(dict(exact.values), Path(folder) / "run").digest
-    print(json.dumps({"digest": digest, "torch": torch.__version__}))
+    digests = {}
+    for kind in ("sgd", "adam"):
+        torch.manual_seed(0)
+        model = build_model("small-cnn", 10, 3, 32)
+        optimizer = make_optimizer(kind, model.parameters(), 0.9, 1e-4)
+        optimizer.param_groups[0]["lr"] = 0.01
+        images, labels = torch.randn(IMAGES, 3, 32, 32), torch.arange(IMAGES) % 10
+        for _ in range(STEPS):
+            optimizer.zero_grad(set_to_none=True)
+            cross_entropy(model(images), labels).backward()
+            take_step(optimizer)
+        digests[kind] = model_digest(model.state_dict())
+    print(json.dumps({"torch": torch.__version__, **digests}))
 
 
 if __name__ == "__main__":
