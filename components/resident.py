@@ -25,6 +25,7 @@ from components.silo import Role, evaluate_step, silo_step, validate_step
 
 T = TypeVar("T")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks into the store
+GRACE = 60.0  # seconds for a server that gave up to be started again
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ def silo_loop(role: Role) -> Iterator[UpdateManifest]:
     """Every step of a silo, each as soon as the broadcast before it is there."""
     federation = role.federation
     federation.store.delete(layout.author_bucket(role.name), layout.failure_key(federation.run))
+    _note_earlier_failure(role)
     try:
         for round, exchange in federation.steps():
             before = federation.step_before(round, exchange)
@@ -84,6 +86,7 @@ def evaluator_loop(role: Role) -> Iterator[UpdateManifest]:
     """Counts right answers on the target domain with every model that is due."""
     federation = role.federation
     federation.store.delete(layout.EVALUATOR, layout.failure_key(federation.run))
+    _note_earlier_failure(role)
     try:
         for round in range(1, federation.spec.rounds + 1):
             _broadcast(role, round, federation.last_exchange(round))
@@ -177,7 +180,7 @@ def _broadcast(role: Role, round: int, exchange: str) -> BroadcastManifest:
 
     def look() -> BroadcastManifest | None:
         found = read_broadcast(federation, round, exchange)
-        why = None if found is not None else _failure(federation, layout.GLOBAL)
+        why = None if found is not None or _is_no_news(role) else _failure(federation, layout.GLOBAL)
         if why is not None:
             raise DeadlineError(f"server: gave up: {why}")
         return found
@@ -188,8 +191,24 @@ def _broadcast(role: Role, round: int, exchange: str) -> BroadcastManifest:
     return found
 
 
+def _note_earlier_failure(role: Role) -> None:
+    """Where all are started again, a silo may be faster than the server, which takes its note back when it starts."""
+    found = _failure_note(role.federation, layout.GLOBAL)
+    role.earlier = (found, time.monotonic() + GRACE) if found is not None else None
+
+
+def _is_no_news(role: Role) -> bool:
+    if role.earlier is None or time.monotonic() > role.earlier[1]:
+        return False
+    return _failure_note(role.federation, layout.GLOBAL) == role.earlier[0]
+
+
+def _failure_note(federation: Federation, bucket: str) -> bytes | None:
+    return federation.store.get(bucket, layout.failure_key(federation.run), MANIFEST_LIMIT)
+
+
 def _failure(federation: Federation, bucket: str) -> str | None:
-    data = federation.store.get(bucket, layout.failure_key(federation.run), MANIFEST_LIMIT)
+    data = _failure_note(federation, bucket)
     if data is None:
         return None
     try:
@@ -199,7 +218,8 @@ def _failure(federation: Federation, bucket: str) -> str | None:
 
 
 def _give_up(role: Role, bucket: str, error: SiloflowError) -> None:
+    note = {"reason": str(error), "when": time.time()}  # with the same reason again, it is another note
     try:
-        role.federation.store.put(bucket, layout.failure_key(role.federation.run), [json.dumps({"reason": str(error)}).encode()])
+        role.federation.store.put(bucket, layout.failure_key(role.federation.run), [json.dumps(note).encode()])
     except SiloflowError:
         log.warning("could not tell the others that this role gave up")

@@ -38,6 +38,7 @@ class Role:
     name: str
     report: Report = lambda *_, **__: None
     kept: dict[str, Payload] = field(default_factory=dict)
+    earlier: tuple[bytes, float] | None = None  # what the server said when it gave up an earlier try, and until when that is no news
     _samples: dict[str, Samples] = field(default_factory=dict)
 
     @property
