@@ -187,7 +187,11 @@ def _broadcast(role: Role, round: int, exchange: str) -> BroadcastManifest:
 
     found = wait_for(look, 2 * federation.spec.deadline)
     if found is None:
-        raise DeadlineError(f"server: no broadcast of round {round} {exchange} within {2 * federation.spec.deadline:g} s; see its log")
+        why = _failure(federation, layout.GLOBAL)  # it was no news, but nobody came back either
+        said = (
+            f"gave up: {why}" if why else f"no broadcast of round {round} {exchange} within {2 * federation.spec.deadline:g} s; see its log"
+        )
+        raise DeadlineError(f"server: {said}")
     return found
 
 
