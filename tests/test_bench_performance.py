@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import subprocess
 import sys
 import time
@@ -196,13 +197,13 @@ def test_a_command_that_fails_is_told() -> None:
 def test_memory_that_is_given_back_is_still_the_peak() -> None:
     gc.collect()  # what else this process gives back meanwhile would hide as much
     with growing() as growth:
-        block = bytearray(256 << 20)
-        block[::4096] = b"x" * len(block[::4096])
-        give_up = time.monotonic() + 60
-        while growth.bytes < 32 << 20 and time.monotonic() < give_up:
-            time.sleep(0.01)  # on a busy machine the one that looks may come late
-        del block
-    assert growth.bytes > 32 << 20
+        # Pages from the kernel: a bytearray may be served from what earlier tests freed and the allocator kept, and nothing grows.
+        with mmap.mmap(-1, 256 << 20) as block:
+            block[::4096] = b"x" * len(block[::4096])
+            give_up = time.monotonic() + 60
+            while growth.bytes < 128 << 20 and time.monotonic() < give_up:
+                time.sleep(0.01)  # on a busy machine the one that looks may come late
+    assert growth.bytes >= 128 << 20
 
 
 def test_the_peer_has_the_same_model() -> None:
