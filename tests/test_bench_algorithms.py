@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.algorithms import femnist, pictures, product
+from bench.algorithms import digits, femnist, pictures, product
 from bench.algorithms.__main__ import ROWS
+from bench.algorithms.side import MODULES
 from bench.algorithms.table import table
-from bench.reference import calibration, others, training
+from bench.reference import networks, others, representation
+from fl_algorithms.models import build_model
 
 
 @pytest.fixture
@@ -23,10 +26,9 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_row_has_two_sides() -> None:
-    for row in set(ROWS) - {"femnist"}:
-        name = row.replace("-", "_")
-        assert callable(getattr(product, name))
-        assert any(hasattr(module, name) for module in (calibration, others, training))
+    for row in set(ROWS) - {"femnist", "fedsr-digits"}:
+        name, module = row.replace("-", "_"), importlib.import_module(f"bench.reference.{MODULES[row.partition('-')[0]]}")
+        assert callable(getattr(product, name)) and callable(getattr(module, name))
 
 
 def test_both_sides_of_a_row_take_the_same_images(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +39,20 @@ def test_both_sides_of_a_row_take_the_same_images(made_up: Path, monkeypatch: py
     assert femnist.product(made_up)() == femnist.reference(made_up)() == total
     assert femnist.stacked(made_up)() == femnist.in_turn(made_up)() == femnist.grouped(made_up)() == 2 * 64
     with torch.random.fork_rng():
-        assert training.fedsr_batch(made_up)() == product.fedsr_batch(made_up)() == 32
+        assert representation.fedsr_batch(made_up)() == product.fedsr_batch(made_up)() == 32
+        assert (digits.reference(made_up)(), digits.product(made_up)()) == (64, 5 * 64)
+
+
+def test_a_reference_is_no_smaller_and_no_larger_than_the_product() -> None:
+    """Of the networks that both sides of a row train."""
+    sizes = {
+        "resnet-18": (networks.Split(512, 7), 3), "alexnet": (networks.Wide(7), 3), "mnist-cnn": (networks.Thin(512, 10), 1),
+    }  # fmt: skip
+    for backbone, (network, channels) in sizes.items():
+        classes = 10 if channels == 1 else 7
+        ours = build_model(backbone, classes, channels, 224 if channels == 3 else 28)
+        own = network.width**2 + network.width if backbone != "resnet-18" else 0  # the reference's hidden or last encoding layer
+        assert sum(p.numel() for p in network.parameters()) - own == sum(p.numel() for p in ours.parameters())
 
 
 def test_the_page_names_what_was_not_reached() -> None:

@@ -27,10 +27,13 @@ ROWS = {
     "fedavg": ("FedAvg epoch, MobileNetV3-L 224, batch 32", 0.70),
     "fedccrl": ("FedCCRL epoch, the same", 0.62),
     "csac": ("CSAC calibration step, ResNet-18 224", 0.40),
+    "csac-evaluated": ("the same with the evaluations of a round, which its code repeats after every 20 steps", 0.40),
     "fedsr": ("FedSR step, ResNet-18 224 (the reference re-creates its loader every step)", 0.15),
     "fedsr-batch": ("of which its batch", 0.15),
+    "fedsr-digits": ("FedSR step, MNIST CNN 28 (likewise)", 0.15),
     "feddg": ("FedDG amplitude mixing", 0.05),
     "fedadg": ("FedADG round at equal epochs, ResNet-18 224", 0.70),
+    "fedadg-alexnet": ("FedADG round at equal epochs, AlexNet 224, the backbone of its code", 0.70),
     "femnist": ("FEMNIST round, 10 sampled clients of about 200 images", 0.5),
     "evaluation": ("evaluation, MobileNetV3-L 224", 0.75),
 }

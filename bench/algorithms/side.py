@@ -16,7 +16,10 @@ from pathlib import Path
 
 import torch
 
-REFERENCES = {"csac": "calibration", "feddg": "others", "evaluation": "others"}  # the module of bench.reference; all others: training
+MODULES = {  # of bench.reference, by the first word of the row
+    "fedavg": "training", "fedccrl": "training", "csac": "calibration", "fedsr": "representation", "fedadg": "adversarial",
+    "feddg": "others", "evaluation": "others",
+}  # fmt: skip
 
 
 def cpu_seconds() -> float:
@@ -32,13 +35,11 @@ def main(row: str, side: str, pictures: Path) -> None:
         from components.process import keep_freed_memory
 
         keep_freed_memory()
-    if row == "femnist":
-        module, name = "bench.algorithms.femnist", side
+    if row in ("femnist", "fedsr-digits"):
+        module, name = f"bench.algorithms.{row.removeprefix('fedsr-')}", side
     else:
-        module, name = (
-            (f"bench.reference.{REFERENCES.get(row, 'training')}" if side == "reference" else "bench.algorithms.product"),
-            row.replace("-", "_"),
-        )
+        module = f"bench.reference.{MODULES[row.partition('-')[0]]}" if side == "reference" else "bench.algorithms.product"
+        name = row.replace("-", "_")
     run = getattr(importlib.import_module(module), name)(pictures)
     run()  # what is done once, like choosing kernels, is not the step's
     print(json.dumps({"ready": True}), flush=True)

@@ -1,4 +1,4 @@
-"""FedAvg, FedCCRL, FedSR and FedADG: local training as their code does it."""
+"""FedAvg and FedCCRL: local training as their code does it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torchvision import transforms
 
-from bench.reference.loaders import MEAN, STD, Files, augmented, loader, resized
-from bench.reference.networks import Split, mobilenet
+from bench.reference.loaders import MEAN, STD, Files, loader, resized
+from bench.reference.networks import mobilenet
 
 STEPS = 2  # that count as an epoch
 Run = Callable[[], int]  # does the work once, returns the number of images
@@ -81,77 +80,6 @@ def contrast(first: torch.Tensor, second: torch.Tensor, labels: torch.Tensor) ->
     exponents = torch.exp(rows @ rows.T / 0.1) * (1 - torch.eye(len(both)))
     same = (both[:, None] == both[None]).float() - torch.eye(len(both))
     return -((rows @ rows.T / 0.1 - exponents.sum(1, keepdim=True).log()) * same).sum(1).div(same.sum(1)).mean()
-
-
-def fedsr(pictures: Path) -> Run:
-    """`next(iter(loader))` in every step: four workers are started, decode up to eight batches, and one is used."""
-    model = Split(1024, 7).train()
-    model.classifier = nn.Linear(512, 7)
-    batches = loader(Files(pictures / "photo", augmented(224, 0.7, 0.3)), 32, workers=4)
-    reference, raw, scale = nn.Parameter(torch.zeros(7, 512)), nn.Parameter(torch.ones(7, 512)), nn.Parameter(torch.ones(()))
-    optimizer = torch.optim.SGD([*model.parameters(), reference, raw, scale], lr=0.01, momentum=0.9, weight_decay=5e-4)
-
-    def step() -> int:
-        images, labels = next(iter(batches))
-        mean, spread = model.features(images).chunk(2, 1)
-        sigma, q = F.softplus(spread), F.softplus(raw[labels])
-        z = mean + sigma * torch.randn_like(mean)
-        loss = F.cross_entropy(model.classifier(z), labels) + 0.01 * z.norm(dim=1).mean()
-        kl = q.log() - (scale * sigma).log() + ((scale * sigma) ** 2 + (scale * mean - reference[labels]) ** 2) / (2 * q**2) - 0.5
-        loss = loss + 0.001 * kl.sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return len(labels)
-
-    return step
-
-
-def fedsr_batch(pictures: Path) -> Run:
-    """The same without the network."""
-    batches = loader(Files(pictures / "photo", augmented(224, 0.7, 0.3)), 32, workers=4)
-
-    def fetch() -> int:
-        return len(next(iter(batches))[1])
-
-    return fetch
-
-
-def fedadg(pictures: Path) -> Run:
-    """One epoch of classification and two adversarial ones."""
-    received, batches = Split(512, 7, hidden=True), loader(Files(pictures / "photo", augmented(224, 0.7, 0.0)), 16)
-    generator = nn.Sequential(nn.Linear(256 + 7, 512), nn.LeakyReLU(), nn.Linear(512, 512), nn.ReLU())
-    judge = nn.Sequential(nn.Linear(512 + 7, 128), nn.Linear(128, 128), nn.LeakyReLU(), nn.Linear(128, 1), nn.Sigmoid())
-
-    def optimiser(module: nn.Module, rate: float) -> torch.optim.Optimizer:
-        return torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9, weight_decay=1e-5)
-
-    def turns(model: Split, players: list[torch.optim.Optimizer], images: torch.Tensor, labels: torch.Tensor) -> None:
-        one_hot, noise = F.one_hot(labels, 7).float(), torch.rand(len(labels), 256)
-        model.eval()
-        real, made = model.features(images), generator(torch.cat([noise, one_hot], 1))
-        told = [judge(torch.cat([h.detach(), one_hot], 1)) for h in (real, made)]
-        descend(players[0], told[0].square().mean() + (1 - told[1]).square().mean())
-        model.train()
-        h = model.features(images)
-        fooled = (1 - judge(torch.cat([h, one_hot], 1))).square().mean()
-        descend(players[1], 0.85 * F.cross_entropy(model.classifier(h), labels, label_smoothing=0.1) + 0.15 * fooled)
-        made = generator(torch.cat([noise, one_hot], 1))
-        descend(players[2], judge(torch.cat([made, one_hot], 1)).square().mean())
-
-    def round() -> int:
-        model, seen = copy.deepcopy(received).train(), 0
-        players = [optimiser(judge, 7e-4), optimiser(model, 1e-3), optimiser(generator, 7e-4)]
-        for epoch in range(3):
-            for images, labels in islice(batches, STEPS):
-                if epoch == 0:
-                    descend(players[1], F.cross_entropy(model.classifier(model.features(images)), labels, label_smoothing=0.1))
-                else:
-                    turns(model, players, images, labels)
-                seen += len(labels)
-        return seen
-
-    return round
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
