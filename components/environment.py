@@ -8,6 +8,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+IMAGE = "SILOFLOW_CONTAINER_IMAGE"  # what the pod was told to run: a container cannot ask. With its digest, if it was named by it
 PACKAGES = ("siloflow", "torch", "torchvision", "numpy", "scikit-learn")
 
 
@@ -18,10 +19,10 @@ def environment(device: str) -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:  # run from a bare checkout
             found[name] = "not installed"
-    commit = _commit()
+    told = {"commit": _commit(), "image": os.environ.get(IMAGE, "")}
     return {
         **found,
-        **({"commit": commit} if commit else {}),
+        **{name: value for name, value in told.items() if value},
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "device": device,

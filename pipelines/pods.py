@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from components import layout
+from components.environment import IMAGE
 from pipelines.silos import Pod, SilosFile, Volume, secret_name
 
 CREDENTIALS, CA = "/credentials", "/ca"
@@ -23,6 +24,7 @@ def settle(task: Any, file: SilosFile, roles: Sequence[str], display: str, newer
     pods = file.pods()
     first, last = pods[roles[0]], pods[roles[-1]]
     task.set_display_name(display).set_container_image(file.image.name).set_caching_options(False)
+    task.set_env_variable(IMAGE, file.image.name)
     task.set_retry(RETRIES, backoff_duration="10s", backoff_factor=2.0, backoff_max_duration=LONGEST)
     kubernetes.set_image_pull_policy(task, file.image.pull_policy)
     if file.image.pull_secrets:

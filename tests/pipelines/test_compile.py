@@ -86,6 +86,7 @@ def test_a_silos_pod_is_what_its_entry_says() -> None:
     assert variables(container) == {
         "SILOFLOW_THREADS": "4", "SILOFLOW_STATE": "/state", "SILOFLOW_CACHE": "/state/cache", "SILOFLOW_DATA": "/data/pictures",
         "SILOFLOW_CREDENTIALS": "/credentials", "SILOFLOW_CA": "/ca/ca.crt",
+        "SILOFLOW_CONTAINER_IMAGE": "registry.example/siloflow:1",
     }  # fmt: skip
 
 

@@ -63,6 +63,7 @@ securityContext:
 {{- define "siloflow.environment" -}}
 - {name: HOME, value: /tmp}
 - {name: SILOFLOW_CREDENTIALS, value: /credentials}
+- {name: SILOFLOW_CONTAINER_IMAGE, value: {{ .Values.image.name | quote }}}
 {{- if .Values.ca_secret }}
 - {name: SILOFLOW_CA, value: /ca/ca.crt}
 {{- end }}
