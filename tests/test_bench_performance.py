@@ -196,13 +196,12 @@ def test_a_command_that_fails_is_told() -> None:
 
 def test_memory_that_is_given_back_is_still_the_peak() -> None:
     gc.collect()  # what else this process gives back meanwhile would hide as much
-    with growing() as growth:
-        # Pages from the kernel: a bytearray may be served from what earlier tests freed and the allocator kept, and nothing grows.
-        with mmap.mmap(-1, 256 << 20) as block:
-            block[::4096] = b"x" * len(block[::4096])
-            give_up = time.monotonic() + 60
-            while growth.bytes < 128 << 20 and time.monotonic() < give_up:
-                time.sleep(0.01)  # on a busy machine the one that looks may come late
+    # Pages from the kernel: a bytearray may be served from what earlier tests freed and the allocator kept, and nothing grows.
+    with growing() as growth, mmap.mmap(-1, 256 << 20) as block:
+        block[::4096] = b"x" * len(block[::4096])
+        give_up = time.monotonic() + 60
+        while growth.bytes < 128 << 20 and time.monotonic() < give_up:
+            time.sleep(0.01)  # on a busy machine the one that looks may come late
     assert growth.bytes >= 128 << 20
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.browser import Browser, opened
 from tests.cluster.pipeline_runs import RunOnCluster, compiled, installed
 from tests.cluster.release import Release
 
@@ -38,3 +39,9 @@ def fedavg(stepwise: Path) -> RunOnCluster:
     run = RunOnCluster(stepwise)
     assert run.wait() == "SUCCEEDED", run.logs()
     return run
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with opened() as found:
+        yield found

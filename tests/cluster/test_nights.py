@@ -14,6 +14,7 @@ from minio import Minio
 from pipelines.kfp_client import API, Api
 from pipelines.kfp_host import connect
 from pipelines.kfp_options import Access
+from tests.cluster.browser import Browser
 from tests.cluster.nights import Nights
 from tests.cluster.pipeline_runs import SPACE, RunOnCluster, silos_file
 from tests.cluster.release import Release, forward, kubectl, until
@@ -75,12 +76,15 @@ def test_a_calendar_starts_the_second_which_sees_the_first(given: tuple[Path, li
     Nights(release).cost(5)
     made = submit(package, *form, "--cron", "*/20 * * * * *")
     api = connect(Access(host=made["host"]))
+    calendar = f"{API}/recurringruns/{made['recurring_run_id']}"
     try:
         run = until(lambda: _started_by(api, made["recurring_run_id"]), "the calendar")
+        api.post(f"{calendar}:disable", {})  # deleting it would take the runs it started along
+        night = Night(made["host"], run["run_id"])
+        ended = night.wait()
     finally:
-        api.delete(f"{API}/recurringruns/{made['recurring_run_id']}")
-    night = Night(made["host"], run["run_id"])
-    assert night.wait() == "SUCCEEDED", night.logs()
+        api.delete(calendar)
+    assert ended == "SUCCEEDED", night.logs()
     assert "the night is green" in night.logs("--task", "verdict")
     assert Nights(release).verdicts()[:2] == ["no baseline", "passed"]  # the calendar may have started another
     page = night.shown()["page"].decode()
@@ -93,7 +97,7 @@ def _started_by(api: Api, calendar: str) -> dict[str, Any] | None:
     return next((one for one in runs if one.get("recurring_run_id") == calendar), None)
 
 
-def test_a_red_night_is_red_and_shown(given: tuple[Path, list[str]], release: Release) -> None:
+def test_a_red_night_is_red_and_shown(given: tuple[Path, list[str]], release: Release, browser: Browser) -> None:
     package, form = given
     Nights(release).cost(0.01)
     started = submit(package, *form)
@@ -104,5 +108,7 @@ def test_a_red_night_is_red_and_shown(given: tuple[Path, list[str]], release: Re
     assert b"fedavg" in night.shown()["page"]
     states = night.tasks()
     assert (states["nightly"], states["verdict"]) == ("SUCCEEDED", "FAILED")
+    browser.show(f"#/runs/details/{night.id}", "verdict")
+    browser.artifact("page", "red-night")
     code, _, said = finish(command("watch", night.id, "--host", night.host), 600)
     assert (code, RED in said) == (3, True), said
