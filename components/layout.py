@@ -33,6 +33,11 @@ def result_key(run: str) -> str:
     return f"runs/{run}/result.json"
 
 
+def reference_key(federation: str) -> str:
+    """FedAvg's result on a federation, by the federation's digest; in the global bucket."""
+    return f"references/{federation}.json"
+
+
 def history_key(bench: str) -> str:
     """Of a benchmark, in the global bucket."""
     return f"benchmarks/{bench}/history.json"

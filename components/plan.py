@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from components import layout
+from components import layout, reference
 from components.environment import environment
 from components.errors import InputError, StoreError
 from components.federation import Federation, resolve
@@ -143,6 +143,7 @@ def finish(role: Role) -> dict[str, Any]:
         "rejected": [*_rejected_at_join(federation), *(item for r in rounds for item in r["rejected"])],
         "absent": sorted(set(federation.silos) - last.roster.keys()),  # did not join, so took no part at all
     }  # fmt: skip
+    reference.leave(federation.store, federation.silos, spec.model_dump(mode="json"), result)
     federation.store.put(layout.GLOBAL, layout.result_key(federation.run), [json.dumps(result).encode()])
     write_file(federation.folder / "result.json", [json.dumps(result, indent=1).encode()])
     return result

@@ -8,6 +8,7 @@ from statistics import mean, stdev
 
 import numpy as np
 
+from components import reference
 from components.plan import flat
 from components.report.figures import Series, curves, figure, percent
 from components.report.frame import Section, absent, assemble, grid, notes
@@ -16,7 +17,7 @@ from components.report.look import Insight, read_target
 from components.report.record import Record
 from components.report.svg import hue
 from components.report.tables import Cell, amount, byte_count, code, table, words
-from components.report.verdict import REFERENCE, RULES, accuracies, headline
+from components.report.verdict import RULES, accuracies, headline
 
 SKIPPED = ("store",)  # where a run lies is no difference between runs
 
@@ -61,7 +62,7 @@ def _sentence(records: Sequence[Record], names: Sequence[str]) -> str:
         return f"<b>{len(records)} runs</b> on {where}, side by side."
     best, first = max(scores)
     others = [(score, name) for score, name in scores if name != first]
-    other, second = next((pair for pair in others if pair[1] == REFERENCE), max(others))
+    other, second = next((pair for pair in others if pair[1] == reference.ALGORITHM), max(others))
     where = f"<em>{escape(targets.pop())}</em>"
     return (
         f"<b>{escape(first)}</b> gets the most right on {where}: <strong>{percent(best)}</strong>, "

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
+from components import reference
+from components.errors import SiloflowError
 from components.report.record import Record
 from components.report.tables import byte_count, seconds
+from components.store import ObjectTooLarge
 from fl_algorithms.evaluation import select
 
 RULES = {
@@ -19,8 +21,6 @@ RULES = {
     "oracle": ("Oracle", "the round that was best on the target itself: an upper bound, not a result"),
 }
 HEADLINE = ("last", "best_validation")  # the first that is known; never the oracle
-REFERENCE = "fedavg"
-SAME = ("dataset", "target", "sources", "rounds", "seed", "backbone", "weights", "silos_per_domain", "partition", "validation")
 TRAINING = ("optimizer", "lr", "batch_size", "epochs", "steps_per_epoch")  # what two algorithms may have in common
 MOST_SIBLINGS = 500
 
@@ -41,22 +41,23 @@ def accuracies(record: Record) -> dict[str, float | None]:
 
 
 def compared_with(record: Record) -> Compared | None:
-    """The run's own baseline, or FedAvg on the same federation in the folder beside it."""
+    """The run's own baseline, or FedAvg on the same federation: in the folder beside it, or in the same store."""
     if record.result is not None and record.result.baseline is not None:
         return Compared(record.result.baseline.algorithm, record.result.baseline.accuracy, "its baseline")
-    if record.folder is None or record.spec.get("algorithm") == REFERENCE:
+    if record.spec.get("algorithm") == reference.ALGORITHM:
         return None
     found = []
-    for folder, spec in _siblings(record.folder.absolute()):
-        if spec.get("algorithm") == REFERENCE and all(spec.get(name) == record.spec.get(name) for name in SAME):
-            try:
-                accuracy = json.loads((folder / "result.json").read_bytes())["accuracy"]
-                known = {rule: float(accuracy[rule]) for rule in RULES if accuracy.get(rule) is not None}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                continue  # somebody else's damaged run is not this run's concern
-            others = _trained_otherwise(record.spec, spec)
-            about = f", trained with another {', '.join(others)}" if others else ""
-            found.append((len(others), Compared(REFERENCE, known, f"run {folder.name} beside it{about}")))
+    for where, document in [*_beside(record), *_in_store(record)]:
+        try:
+            spec, accuracy = document["spec"], document["accuracy"]
+            if spec["algorithm"] != reference.ALGORITHM or any(spec.get(name) != record.spec.get(name) for name in reference.SAME):
+                continue
+            known = {rule: float(accuracy[rule]) for rule in RULES if accuracy.get(rule) is not None}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # somebody else's damaged run is not this run's concern
+        others = _trained_otherwise(record.spec, spec)
+        about = f", trained with another {', '.join(others)}" if others else ""
+        found.append((len(others), Compared(reference.ALGORITHM, known, f"run {where}{about}")))
     return min(found, key=lambda item: item[0])[1] if found else None
 
 
@@ -67,18 +68,29 @@ def _trained_otherwise(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> li
     return [name for name in TRAINING if name in mine and name in other and mine[name] != other[name]]
 
 
-def _siblings(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def _beside(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    folder = record.folder.absolute() if record.folder is not None else None
     try:
-        beside = sorted(path for path in folder.parent.iterdir() if path != folder and (path / "result.json").is_file())
+        beside = sorted(path for path in folder.parent.iterdir() if path != folder and (path / "result.json").is_file()) if folder else []
     except OSError:
         return
     for path in beside[:MOST_SIBLINGS]:
         try:
             spec = json.loads((path / "plan.json").read_bytes())["spec"]
+            if spec["algorithm"] == reference.ALGORITHM:
+                yield f"{path.name} beside it", {"spec": spec, "accuracy": json.loads((path / "result.json").read_bytes())["accuracy"]}
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
-        if isinstance(spec, dict):
-            yield path, spec
+
+
+def _in_store(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    federation = record.federation
+    try:
+        document = reference.find(federation.store, federation.silos, record.spec) if federation is not None else None
+    except (SiloflowError, ObjectTooLarge, ValueError, RecursionError):
+        return
+    if document is not None:
+        yield f"{str(document.get('run'))[:64]} in the same store", document
 
 
 def headline(record: Record) -> tuple[str, float] | None:
@@ -125,7 +137,7 @@ def _cards(record: Record, other: Compared | None, classes: int) -> str:
         cards += f'<div class="card {rule}"{width}><h3>{label}</h3><p class="big">{shown}</p>{ticks}{against}<p>{meaning}</p></div>'
     chance = f"Guessing one of {classes} classes gives {100 / classes:.1f} %." if classes else ""
     source = (
-        f" Compared with {escape(other.algorithm)} ({escape(other.where)})." if other else " No FedAvg run of this federation is beside it."
+        f" Compared with {escape(other.algorithm)} ({escape(other.where)})." if other else " No FedAvg run of this federation was found."
     )
     return f'<div class="cards">{cards}</div><p class="under">{chance}{source}</p>'
 

@@ -9,6 +9,8 @@ import pytest
 
 from components.federation import Federation
 from components.report import write_report
+from components.report.gather import gather
+from components.report.verdict import compared_with
 from components.silo import Role
 from components.spec import FederationSpec
 from tests.federations import DOMAINS, Run, values
@@ -35,3 +37,15 @@ def test_the_servers_keys_are_enough(s3_url: str, minio: MinioServer, site: Path
     assert not (tmp_path / "empty").exists()
     keys = [path.read_text().strip() for path in (tmp_path / "keys").rglob("*_key")]
     assert len(keys) == 2 * 5 and not any(key in page for key in keys)
+    _another_is_compared_with_it(run, s3_url, site, tmp_path)
+
+
+def _another_is_compared_with_it(fedavg: Run, s3_url: str, site: Path, folder: Path) -> None:
+    """Of two runs in one store, in a pod that has neither folder."""
+    other = Run(values(site / "pictures", "fedprox", rounds=1, store=s3_url), folder / "other")
+    spec = FederationSpec.model_validate(other.result() and other.planned["spec"])
+    record = gather(Federation(spec, "other", folder / "empty", "server"))
+    found = compared_with(record)
+    assert found is not None and (found.where, found.accuracy) == ("run run in the same store", fedavg.result()["accuracy"])
+    record.spec = {**record.spec, "seed": 1}
+    assert compared_with(record) is None
