@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -135,8 +136,9 @@ class FedDG(FedAvg[FedDGHyper]):
 def scaled(images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """images * scale + shift with a number per channel, a line of pixels at a time (see Samples), in channels_last order."""
     count, channels, height, width = images.shape
-    lines = images.permute(0, 2, 3, 1).reshape(count * height, width * channels) * scale.flatten().repeat(width)
-    return lines.add_(shift.flatten().repeat(width)).view(count, height, width, channels).permute(0, 3, 1, 2)
+    lines = images.permute(0, 2, 3, 1).reshape(count * height, width * channels)
+    moved = torch.addcmul(shift.flatten().repeat(width), lines, scale.flatten().repeat(width))
+    return moved.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 def amplitudes(pixels: torch.Tensor, reach: int) -> torch.Tensor:
@@ -148,7 +150,8 @@ def amplitudes(pixels: torch.Tensor, reach: int) -> torch.Tensor:
 
 
 def mix_amplitudes(pixels: torch.Tensor, foreign: torch.Tensor, share: torch.Tensor, reach: int) -> torch.Tensor:
-    """Inside the window (1 - share) of the own amplitudes and `share` of the foreign; phases and all else stay. May leave 0..1.
+    """Inside the window (1 - share) of the own amplitudes and `share` of the foreign; phases and all else stay. May leave 0..1,
+    and may put the result where the pixels were.
 
     With the mean alone in the window this is a shift, exactly, because the phase of a sum of pixels is zero.
     """
@@ -159,26 +162,28 @@ def mix_amplitudes(pixels: torch.Tensor, foreign: torch.Tensor, share: torch.Ten
     # Only the window changes, so only its few waves are measured and added: a hundredth of the frequencies a transform computes.
     count, channels = pixels.shape[:2]
     flat = pixels.permute(0, 2, 3, 1).reshape(count * height, width * channels)
-    across, down = waves(width, channels, reach, pixels), rows_of_waves(height, reach, pixels)
+    across, down = waves(width, channels, reach, pixels.dtype, pixels.device), rows_of_waves(height, reach, pixels.dtype, pixels.device)
     parts = (flat @ across).view(count, height, 2, reach + 1, channels)
     window = torch.einsum("uh,nhvc->ncuv", down, torch.complex(parts[:, :, 0], -parts[:, :, 1]))
     change = torch.polar(torch.lerp(window.abs(), foreign, share) - window.abs(), window.angle())
     change[..., 1:] *= 2  # each stands for its mirror image too
     lines = torch.einsum("uh,ncuv->nhvc", down.conj(), change) / (height * width)
-    mixed = torch.addmm(flat, torch.stack([lines.real, -lines.imag], 2).view(count * height, -1), across.T)
-    return mixed.view(count, height, width, channels).permute(0, 3, 1, 2)
+    flat.addmm_(torch.stack([lines.real, -lines.imag], 2).view(count * height, -1), across.T)
+    return flat.view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
-def waves(size: int, channels: int, reach: int, like: torch.Tensor) -> torch.Tensor:
+@cache
+def waves(size: int, channels: int, reach: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """cos and sin of the frequencies 0..reach across a line of `size` pixels of several channels, [size channels, 2 (reach+1) channels]."""
     angles = torch.arange(size, dtype=torch.float64)[:, None] * torch.arange(reach + 1) * (2 * math.pi / size)
-    return torch.kron(torch.cat([angles.cos(), angles.sin()], 1), torch.eye(channels, dtype=torch.float64)).to(like)
+    return torch.kron(torch.cat([angles.cos(), angles.sin()], 1), torch.eye(channels, dtype=torch.float64)).to(device, dtype)
 
 
-def rows_of_waves(size: int, reach: int, like: torch.Tensor) -> torch.Tensor:
+@cache
+def rows_of_waves(size: int, reach: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """exp(-i angle) of the frequencies -reach..reach down a column, [2 reach+1, size]."""
     angles = torch.arange(-reach, reach + 1, dtype=torch.float64)[:, None] * torch.arange(size) * (2 * math.pi / size)
-    return torch.complex(angles.cos().to(like), -angles.sin().to(like))
+    return torch.complex(angles.cos().to(device, dtype), -angles.sin().to(device, dtype))
 
 
 def stepped_state(model: nn.Module, rate: float, clip: float) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from functools import partial
 from torch import nn
 
 from fl_algorithms.errors import Unusable
-from fl_algorithms.models.layers import ByteDropout, PatchConv2d, PoolTo
+from fl_algorithms.models.layers import ByteDropout, PooledPatchConv2d, PoolTo
 from fl_algorithms.models.network import Network
 
 
@@ -102,9 +102,13 @@ def _two_convolutions(padding: int, side: int, width: int, dropout: float, class
     drop = [ByteDropout(dropout)] if dropout else []
 
     def block(inputs: int, outputs: int) -> nn.Sequential:
-        convolution = PatchConv2d if inputs == 1 else nn.Conv2d
+        pooled = (
+            [PooledPatchConv2d(1, outputs, 5, padding=padding)]
+            if inputs == 1
+            else [nn.Conv2d(inputs, outputs, 5, padding=padding), nn.MaxPool2d(2)]
+        )
         # rectified after it was pooled: the same numbers for a quarter of the work
-        return nn.Sequential(convolution(inputs, outputs, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU(inplace=True), *drop)
+        return nn.Sequential(*pooled, nn.ReLU(inplace=True), *drop)
 
     # Images of 28 px give such maps, and the average leaves them as they are; those of larger images it makes smaller.
     neck = nn.Sequential(PoolTo(side), nn.Flatten(), nn.Linear(64 * side**2, width), nn.ReLU(inplace=True), *drop)

@@ -85,7 +85,7 @@ def swapped(own: np.ndarray, foreign: np.ndarray, share: float, reach: int) -> n
 def test_half_the_spectrum_is_enough_for_any_size_and_window(size: int, level: float, share: float, seed: int) -> None:
     images = torch.rand(2, 1, size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     reach = FedDG(FedDGHyper(level=level), dataclasses.replace(SMALL_TASK, image_size=size))._reach
-    mixed = mix_amplitudes(images[:1], amplitudes(images[1:], reach), torch.tensor([share], dtype=torch.float64), reach)
+    mixed = mix_amplitudes(images[:1].clone(), amplitudes(images[1:], reach), torch.tensor([share], dtype=torch.float64), reach)
     expected = swapped(images[0, 0].numpy(), images[1, 0].numpy(), share, reach)
     np.testing.assert_allclose(mixed[0, 0].numpy(), expected, atol=1e-10)
 
