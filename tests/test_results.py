@@ -28,3 +28,11 @@ def test_a_table_is_what_its_rows_say(folder: Path) -> None:
     assert not any(row["commit"].endswith("-dirty") for row in rows.values()), "rows of code that nobody can check out"
     command = f"siloflow bench {spec} --out docs/results/{folder.name}"
     assert (folder / "table.md").read_text() == markdown([rows[item.cell] for item in work], command)
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
+def test_the_overview_says_how_many_runs_and_how_long(folder: Path) -> None:
+    rows = list(read_rows(folder / "results.jsonl"))
+    cpu, wall = (round(sum(row[field] for row in rows) / 60) for field in ("cpu_seconds", "seconds"))
+    line = next(line for line in (ROOT / "docs/results/README.md").read_text().splitlines() if f"]({folder.name}/table.md) |" in line)
+    assert f"| {len(rows)} | {cpu} min | {wall} min |" in line

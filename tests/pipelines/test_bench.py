@@ -12,6 +12,7 @@ import psutil
 import pytest
 import yaml
 
+from components.environment import IMAGE
 from pipelines.bench_file import Cell, Work, chosen, read_bench, work_of
 from pipelines.bench_lanes import PORTABLE, divided
 from pipelines.bench_rows import append, mend, perf, read_rows, still_to_do
@@ -45,7 +46,8 @@ def ended(folder: Path) -> tuple[int, str, str]:
     spec = bench_file(
         folder, algorithms=["fedavg", "fedprox"], targets=["yew", "ash"], per_algorithm={"fedprox": {"deadline": 0.001}}, exact=exact
     )
-    return finish(command("bench", spec, "--out", folder / "out", "--history", (folder / "nights").as_uri(), "--json"))
+    words = ("bench", spec, "--out", folder / "out", "--history", (folder / "nights").as_uri(), "--json")
+    return finish(command(*words, env={**os.environ, IMAGE: "siloflow@sha256:0123"}))  # as a pod is told
 
 
 def test_a_failing_cell_is_recorded_and_the_others_go_on(ended: tuple[int, str, str], folder: Path) -> None:
@@ -66,6 +68,7 @@ def test_a_row_says_what_was_run_on_what(ended: tuple[int, str, str], folder: Pa
     assert done["setting"]["rounds"] == 1 and done["silos"] == 3 and len(done["digest"]) == len(done["spec_digest"]) == 64
     assert done["data"].startswith("blake3:") and {"torch", "processor", "cores"} <= set(done["system"]) and done["cpu_seconds"] > 0
     assert done["bytes"]["up"] > 0 and done["commit"] and str(folder) not in json.dumps(done)
+    assert done["system"]["image"] == "siloflow@sha256:0123"
     assert rows["fedavg", "yew", True]["data"] == done["data"], "the checksum is that of the images, whatever is done with them"
 
 
