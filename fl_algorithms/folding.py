@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from fl_algorithms.models.winograd import WinogradConv2d
+
 
 def folded(network: nn.Module) -> nn.Module:
     """The same function in evaluation mode within rounding, a quarter faster. The network given is left as it is.
@@ -32,5 +34,9 @@ def _pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
     for parent in network.modules():
         children = list(parent.named_children())
         for (first, convolution), (second, normalisation) in pairwise(children):
-            if type(convolution) is nn.Conv2d and type(normalisation) is nn.BatchNorm2d and normalisation.running_mean is not None:
+            if (
+                type(convolution) in (nn.Conv2d, WinogradConv2d)
+                and type(normalisation) is nn.BatchNorm2d
+                and normalisation.running_mean is not None
+            ):
                 yield parent, first, second

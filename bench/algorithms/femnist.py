@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from bench.algorithms.product import CPU, Accepted, Run
 from fl_algorithms.contract import Server, Silo, Task
 from fl_algorithms.fedavg import MODEL
 from fl_algorithms.losses import cross_entropy
 from fl_algorithms.models import Network, build_model
+from fl_algorithms.models.winograd import WinogradConv2d
 from fl_algorithms.registry import ALGORITHMS
 from fl_algorithms.samples import Samples
 from fl_algorithms.training import make_optimizer
@@ -68,7 +70,7 @@ def product(_: Path) -> Run:
 def _without_dropout() -> tuple[Network, torch.Tensor, torch.Tensor]:
     network = build_model("femnist-cnn", 62, 1, 28).to(memory_format=torch.channels_last)
     for layer in network.modules():
-        if isinstance(layer, torch.nn.Dropout):
+        if isinstance(layer, nn.Dropout):
             layer.eval()
     images = torch.rand(WRITERS, max(64, PICTURES - PICTURES % 64), 1, 28, 28)
     return network, images, torch.randint(62, images.shape[:2])
@@ -95,11 +97,14 @@ def stacked(_: Path) -> Run:
     from torch.func import functional_call, grad, vmap
 
     network, images, labels = _without_dropout()
+    for layer in network.modules():
+        if isinstance(layer, WinogradConv2d):
+            layer.__class__ = nn.Conv2d  # vmap knows no way through its tiles
     start = {name: parameter.detach() for name, parameter in network.named_parameters()}
     gradients = vmap(grad(lambda state, x, y: cross_entropy(functional_call(network, state, (x,)), y)))
 
     def round() -> int:
-        own = {name: torch.nn.Parameter(tensor.expand(WRITERS, *tensor.shape).clone()) for name, tensor in start.items()}
+        own = {name: nn.Parameter(tensor.expand(WRITERS, *tensor.shape).clone()) for name, tensor in start.items()}
         optimizer = make_optimizer("sgd", iter(own.values()), 0.9, 1e-4)
         for x, y in zip(images.split(64, 1), labels.split(64, 1), strict=True):
             found = gradients({name: parameter.detach() for name, parameter in own.items()}, x, y)
@@ -129,7 +134,7 @@ def grouped(_: Path) -> Run:
         return torch.baddbmm(b4[:, None], hidden, w4.transpose(1, 2))
 
     def round() -> int:
-        own = [torch.nn.Parameter(tensor.expand(WRITERS, *tensor.shape).clone()) for tensor in start.values()]
+        own = [nn.Parameter(tensor.expand(WRITERS, *tensor.shape).clone()) for tensor in start.values()]
         optimizer = make_optimizer("sgd", iter(own), 0.9, 1e-4)
         for x, y in zip(images.split(64, 1), labels.split(64, 1), strict=True):
             optimizer.zero_grad()

@@ -13,8 +13,9 @@ from functools import partial
 from torch import nn
 
 from fl_algorithms.errors import Unusable
-from fl_algorithms.models.layers import ByteDropout, PooledPatchConv2d, PoolTo
+from fl_algorithms.models.layers import PooledPatchConv2d, PoolTo, QuarterDropout
 from fl_algorithms.models.network import Network
+from fl_algorithms.models.winograd import WinogradConv2d, multiply_less
 
 
 def _pooled(*after: nn.Module) -> nn.Sequential:
@@ -71,6 +72,7 @@ def _resnet(name: str, classes: int, channels: int) -> Network:
     from torchvision import models
 
     net = getattr(models, name)(weights=None, num_classes=classes)
+    multiply_less(net)
     parts = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
     return Network(
         nn.Sequential(OrderedDict((name, getattr(net, name)) for name in parts)),
@@ -86,6 +88,7 @@ def _alexnet(classes: int, channels: int) -> Network:
     from torchvision.models import alexnet
 
     net = alexnet(weights=None, num_classes=classes)
+    multiply_less(net)
     *hidden, head = net.classifier
     return Network(
         net.features,
@@ -97,16 +100,17 @@ def _alexnet(classes: int, channels: int) -> Network:
     )
 
 
-def _two_convolutions(padding: int, side: int, width: int, dropout: float, classes: int, channels: int) -> Network:
+def _two_convolutions(padding: int, side: int, width: int, dropout: bool, classes: int, channels: int) -> Network:
     """5x5 convolutions of 32 and 64 channels, each pooled, and two linear layers made for maps of side x side."""
-    drop = [ByteDropout(dropout)] if dropout else []
+    drop = [QuarterDropout()] if dropout else []
 
     def block(inputs: int, outputs: int) -> nn.Sequential:
-        pooled = (
-            [PooledPatchConv2d(1, outputs, 5, padding=padding)]
-            if inputs == 1
-            else [nn.Conv2d(inputs, outputs, 5, padding=padding), nn.MaxPool2d(2)]
-        )
+        if inputs == 1:
+            pooled: list[nn.Module] = [PooledPatchConv2d(1, outputs, 5, padding=padding)]
+        else:
+            # Of 28 px, results of 8x8 are whole tiles; of those of 14x14 a quarter would be lost.
+            tiled = inputs > 3 and not padding
+            pooled = [(WinogradConv2d if tiled else nn.Conv2d)(inputs, outputs, 5, padding=padding), nn.MaxPool2d(2)]
         # rectified after it was pooled: the same numbers for a quarter of the work
         return nn.Sequential(*pooled, nn.ReLU(inplace=True), *drop)
 
@@ -115,8 +119,8 @@ def _two_convolutions(padding: int, side: int, width: int, dropout: float, class
     return Network(nn.Sequential(block(channels, 32), block(32, 64)), neck, nn.Linear(width, classes), taps=("0", "1"))
 
 
-_MNIST_CNN = partial(_two_convolutions, 2, 7, 512, 0.0)
-_FEMNIST_CNN = partial(_two_convolutions, 0, 4, 2048, 0.25)
+_MNIST_CNN = partial(_two_convolutions, 2, 7, 512, False)
+_FEMNIST_CNN = partial(_two_convolutions, 0, 4, 2048, True)
 
 
 @dataclass(frozen=True)
