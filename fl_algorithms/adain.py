@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fl_algorithms.augment import channel_statistics
 from fl_algorithms.errors import Unusable
 from fl_algorithms.models import file_digest, read_tensors
+from fl_algorithms.models.winograd import multiply_less
 
 EPS = 1e-5
 # The published networks, layer by layer: c convolution, p reflection padding, r ReLU, m max-pooling, u upsampling. A layer's
@@ -109,7 +110,9 @@ def _network(path: Path, plan: str, channels: int) -> tuple[nn.Sequential, int]:
             layers.append(layer)
         else:
             layers.append(_plain(kind))
-    return nn.Sequential(*layers).eval().requires_grad_(False).to(memory_format=torch.channels_last), channels
+    network = nn.Sequential(*layers)
+    multiply_less(network)
+    return network.eval().requires_grad_(False).to(memory_format=torch.channels_last), channels
 
 
 def _plain(kind: str) -> nn.Module:

@@ -64,7 +64,7 @@ def test_the_page_names_what_was_not_reached() -> None:
 
 def test_the_page_says_how_far_a_row_of_convolutions_could_go() -> None:
     row = {"row": "fedadg", "step": "a round", "reference_ms": 100.0, "product_ms": 80.0, "ratio": 0.8, "reach": 0.7, "reached": False}
-    alone = {"forwards_ms": 15.0, "both_ms": 40.0, "speed": 0.9}
+    alone = {"forwards_ms": 15.0, "both_ms": 40.0, "direct_forwards_ms": 20.0, "direct_both_ms": 60.0, "direct_speed": 0.9}
     page = table({"repeats": 3, "pictures": "PACS", "machine": "a machine", "rows": [row], "convolutions": alone})
     assert "its ratios would be: fedadg 0.50." in page
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bench.algorithms.layout import direct
 from bench.algorithms.product import CPU, Accepted, Run
 from fl_algorithms.contract import Server, Silo, Task
 from fl_algorithms.fedavg import MODEL
 from fl_algorithms.losses import cross_entropy
 from fl_algorithms.models import Network, build_model
-from fl_algorithms.models.winograd import WinogradConv2d
 from fl_algorithms.registry import ALGORITHMS
 from fl_algorithms.samples import Samples
 from fl_algorithms.training import make_optimizer
@@ -97,9 +97,7 @@ def stacked(_: Path) -> Run:
     from torch.func import functional_call, grad, vmap
 
     network, images, labels = _without_dropout()
-    for layer in network.modules():
-        if isinstance(layer, WinogradConv2d):
-            layer.__class__ = nn.Conv2d  # vmap knows no way through its tiles
+    direct(network)  # vmap knows no way through tiles
     start = {name: parameter.detach() for name, parameter in network.named_parameters()}
     gradients = vmap(grad(lambda state, x, y: cross_entropy(functional_call(network, state, (x,)), y)))
 

@@ -17,8 +17,9 @@ The references (`bench/reference`) are straightforward loops in the manner of th
 """
 
 STACKED = """
-FEMNIST clients without dropout, with the product's layers on all sides: {in_turn_ms} ms an image in turn, {stacked_ms} all at once with
-`torch.func.vmap`, {grouped_ms} with grouped convolutions. The product trains them in turn, so that its contract knows nothing of stacks.
+FEMNIST clients without dropout, with the product's layers where they can be had: {in_turn_ms} ms an image in turn, {stacked_ms} all
+at once with `torch.func.vmap`, {grouped_ms} with grouped convolutions. The product trains them in turn, so that its contract knows
+nothing of stacks.
 """
 
 WALL = """
@@ -26,19 +27,20 @@ The clock on the wall for {title}, workers and all: {reference_wall_ms} -> {prod
 """
 
 FEDSR = """
-With a ResNet-18, FedSR's step is mostly convolutions, which no loader can save; what its released code wastes is in getting the batch.
+With a ResNet-18, FedSR's step is mostly convolutions, which no loader can save (below: how little would be left without anything else);
+what its released code wastes is in getting the batch.
 """
 TIMED = {"fedsr": "FedSR's step with a ResNet-18", "fedsr-batch": "its batch", "fedsr-digits": "its step with the MNIST CNN"}
 
 CONVOLUTIONS = """
-The convolutions of a ResNet-18 alone, each with its input ready and nothing in between, take {forwards_ms} ms an image forwards and
-{both_ms} forwards and backwards; forwards at {speed} times the speed of a large matrix product. Both sides pay for them. If all else cost
-the product nothing, its ratios would be: {floors}.
+The convolutions of a ResNet-18 alone, each with its input ready and nothing in between, take {direct_forwards_ms} ms an image forwards
+and {direct_both_ms} forwards and backwards when they are done directly, forwards at {direct_speed} times the speed of a large matrix
+product. The product does most of them with fewer multiplications (`fl_algorithms/models/winograd.py`): {forwards_ms} and {both_ms} ms.
+If all else cost it nothing, its ratios would be: {floors}.
 """
 
 LAYOUT = """
-channels_last alone, {network}, forwards and backwards: {contiguous_ms} -> {channels_last_ms} ms an image. Where this CPU gains nothing from
-it, neither do the steps that are mostly such convolutions.
+channels_last alone, {network} with torch's own convolutions, forwards and backwards: {contiguous_ms} -> {channels_last_ms} ms an image.
 """
 
 SILOS = """
