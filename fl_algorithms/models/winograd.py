@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 STEP = 4  # results of a tile in each direction
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # the first ones that a kernel needs, and infinity: small, so that few digits are lost
-ENOUGH_CHANNELS = {3: 128, 5: 64}  # by kernel: with fewer, cutting and joining cost what the products save (docs/performance-algorithms.md)
+ENOUGH_CHANNELS = {3: 128, 5: 64}  # by kernel: with fewer, cutting and joining cost what the products save
 
 
 class WinogradConv2d(nn.Conv2d):

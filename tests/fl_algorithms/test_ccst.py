@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from components.errors import InputError
 from components.wire import Payload
@@ -19,6 +20,7 @@ from fl_algorithms.adain import DECODER, ENCODER, load_pair, overall_style, pixe
 from fl_algorithms.ccst import BANK, CCST, PAIR, CCSTHyper, draw_styles, silos_in
 from fl_algorithms.errors import Unusable
 from fl_algorithms.fedavg import MODEL, FedAvg, FedAvgHyper
+from fl_algorithms.models.winograd import WinogradConv2d
 from fl_algorithms.randomness import stream
 from fl_algorithms.samples import Samples
 from tests.federations import SMALL_TASK, Start, Uploads, copied, linear, random_samples, server, silo, update_file
@@ -127,6 +129,14 @@ def test_the_published_files_fit_layer_by_layer(tmp_path: Path) -> None:
     assert [sum(p.numel() for p in net.parameters()) for net in (pair.encoder, pair.decoder)] == [3_505_740, 3_505_219]
     assert not any(p.requires_grad for net in (pair.encoder, pair.decoder) for p in net.parameters())
     assert pair.encode(torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
+    fast = [layer for net in (pair.encoder, pair.decoder) for layer in net.modules() if isinstance(layer, WinogradConv2d)]
+    assert len(fast) == 11  # every 3x3 convolution from 128 channels on
+    shown = torch.rand(2, 3, 40, 40)
+    maps, images = pair.encode(shown), pair.decoder(pair.encode(shown))
+    for layer in fast:
+        layer.__class__ = nn.Conv2d
+    torch.testing.assert_close(pair.encode(shown), maps, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(pair.decoder(pair.encode(shown)), images, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("channels", "size"), [(3, 16), (3, 28), (1, 33)])
