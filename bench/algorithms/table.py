@@ -10,7 +10,8 @@ HEAD = """# Cost of a step
 
 Made by `make bench-algorithms ARGS=--write`, which also writes the JSON beside it. One thread, process CPU time, ms per image;
 product and reference of a row take turns in one run, the best turn counts. Pictures: {pictures}. {machine}.
-The references (`bench/reference`) are straightforward loops in the manner of the papers' code.
+The references (`bench/reference`) are straightforward loops in the manner of the papers' code. Rows need not be of one day: a ratio
+compares within its row, but milliseconds of two rows do not compare, since a shared machine is not as fast every day.
 
 | step | reference | siloflow | ratio | reach |
 |---|---|---|---|---|
