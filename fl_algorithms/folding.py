@@ -10,7 +10,10 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from fl_algorithms.models.depthwise import DepthwiseConv2d
 from fl_algorithms.models.winograd import WinogradConv2d
+
+CONVOLUTIONS = (nn.Conv2d, DepthwiseConv2d, WinogradConv2d)
 
 
 def folded(network: nn.Module) -> nn.Module:
@@ -34,9 +37,5 @@ def _pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, str]]:
     for parent in network.modules():
         children = list(parent.named_children())
         for (first, convolution), (second, normalisation) in pairwise(children):
-            if (
-                type(convolution) in (nn.Conv2d, WinogradConv2d)
-                and type(normalisation) is nn.BatchNorm2d
-                and normalisation.running_mean is not None
-            ):
+            if type(convolution) in CONVOLUTIONS and type(normalisation) is nn.BatchNorm2d and normalisation.running_mean is not None:
                 yield parent, first, second

@@ -46,7 +46,8 @@ channels_last alone, {network} with torch's own convolutions, forwards and backw
 
 SILOS = """
 Two silos at once on {cores} cores: {two_silos_seconds} s, one alone {one_silo_seconds} s: {ratio}x (reach: {reach}x).
-This is wall time: it means something only on a machine that has nothing else to do ({machine}).
+Two bare training loops, with nothing of siloflow around the same network, against one: {bare_ratio}x. These are medians of
+neighbouring pairs in wall time, which means something only on a machine that has nothing else to do ({machine}).
 """
 
 FIRST = """First batch from a warm, verified cache: {seconds} s (reach: {reach:g} s).

@@ -56,7 +56,10 @@ def _mobilenet_v2(classes: int, channels: int) -> Network:
 def _mobilenet_v3_large(classes: int, channels: int) -> Network:
     from torchvision.models import mobilenet_v3_large
 
+    from fl_algorithms.models.mobilenet import shorten_the_way_back  # here, since it needs torchvision, which takes its time
+
     net = mobilenet_v3_large(weights=None, num_classes=classes)
+    shorten_the_way_back(net)
     *projection, head = net.classifier
     return Network(
         net.features,

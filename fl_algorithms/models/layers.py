@@ -10,6 +10,11 @@ EVERY_INT64 = -(2**63)  # from this on, without an upper end: all 64 bits are ra
 FOUR_THIRDS = int(torch.tensor(4 / 3).view(torch.int32))  # its bits
 
 
+def float32_on_cpu(values: Tensor) -> bool:
+    """Where layers made for a CPU are better than torch's."""
+    return values.device.type == "cpu" and values.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
 class PooledPatchConv2d(nn.Conv2d):
     """A convolution of one channel as a product of its patches with the kernels, and the largest of every 2 x 2 of its results.
 

@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fl_algorithms.models.layers import float32_on_cpu
+
 STEP = 4  # results of a tile in each direction
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # the first ones that a kernel needs, and infinity: small, so that few digits are lost
 ENOUGH_CHANNELS = {3: 128, 5: 64}  # by kernel: with fewer, cutting and joining cost what the products save
@@ -28,7 +30,7 @@ class WinogradConv2d(nn.Conv2d):
     """A convolution of stride 1 with a 3x3 or 5x5 kernel; where it is not computed in float32 on a CPU, it is `nn.Conv2d`."""
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.device.type != "cpu" or images.dtype != torch.float32:
+        if not float32_on_cpu(images):
             return super().forward(images)
         assert isinstance(self.padding, tuple)
         maps: Tensor = _Winograd.apply(images.permute(0, 2, 3, 1), self.weight, self.padding[0]).permute(0, 3, 1, 2)
