@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.algorithms import digits, femnist, pictures, product
+from bench.algorithms import digits, femnist, pictures, product, silos
 from bench.algorithms.__main__ import ROWS
 from bench.algorithms.side import MODULES
 from bench.algorithms.table import table
@@ -53,6 +53,27 @@ def test_a_reference_is_no_smaller_and_no_larger_than_the_product() -> None:
         ours = build_model(backbone, classes, channels, 224 if channels == 3 else 28)
         own = network.width**2 + network.width if backbone != "resnet-18" else 0  # the reference's hidden or last encoding layer
         assert sum(p.numel() for p in network.parameters()) - own == sum(p.numel() for p in ours.parameters())
+
+
+def test_two_silos_are_compared_with_the_neighbouring_one_and_with_bare_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that becomes slower all the time, and twice as slow in between, two silos cost what one does."""
+    calls: list[int] = []
+
+    def seconds(count: int) -> float:
+        calls.append(count)
+        return (10.0 + len(calls) / 100) * (2 if len(calls) in (5, 6) else 1)
+
+    monkeypatch.setattr(silos, "slowest_silo", lambda _, count: seconds(count))
+    monkeypatch.setattr(silos, "slowest_loop", lambda count: seconds(count) * count)
+    found = silos.together(Path(), 3)
+    assert calls == [1, 2, 1, 2, 2, 1, 2, 1, 1, 2, 1, 2]
+    assert found["ratio"] == pytest.approx(1, abs=0.01) and found["bare_ratio"] == pytest.approx(2, abs=0.02)
+    assert len(found["ratios"]) == len(found["bare_ratios"]) == 3
+
+
+def test_a_bare_loop_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silos, "BARE", silos.BARE.replace("224", "32").replace(f"range({silos.STEPS})", "range(1)"))
+    assert 0 < silos.slowest_loop(2) < 60
 
 
 def test_the_page_names_what_was_not_reached() -> None:

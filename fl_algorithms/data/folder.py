@@ -22,7 +22,9 @@ def open_folder(path: str, image_size: int = 224, on_broken: OnBroken = "fail") 
     root = existing_folder(path, "domain folders")
     tree = {domain: filled for domain, folder in named(root).items() if (filled := _filled(folder))}
     if not tree:
-        raise Unusable(f"dataset.path: expected pictures in domain/class/file, found none under {path!r}")
+        packed = [name for name in names_in(root, Path.is_file) if name.endswith((".tar", ".tar.gz", ".tgz", ".zip"))]
+        remedy = f"unpack {', '.join(packed[:4])}" if packed else "name the folder that the domains are in"
+        raise Unusable(f"dataset.path: expected pictures in domain/class/file, found none under {path!r}; {remedy}")
     classes = _classes(root, tree)
 
     def find(domain: str) -> list[Picture]:

@@ -47,6 +47,12 @@ def empty_folder(path: Path) -> list[str]:
     return folder_of(path)
 
 
+def packed_folder(path: Path) -> list[str]:
+    arguments = empty_folder(path)
+    (path / "photo.tar").touch()
+    return arguments
+
+
 def alone(algorithm: str) -> Callable[[Path], list[str]]:
     return lambda _: ["--set", f"algorithm={algorithm}", "--set", "sources=[chalk]", "--set", "target=pencil"]
 
@@ -91,7 +97,8 @@ BAD: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "spec not YAML": (lambda tmp: spec_file(tmp / "s.yaml", b"a: [1\nb: 2"), "line 2"),
     "no such spec": (lambda tmp: [str(tmp / "none.yaml")], "none.yaml"),
     "no such folder": (lambda tmp: folder_of(tmp / "none"), "found no folder"),
-    "empty folder": (lambda tmp: empty_folder(tmp / "data"), "found none under"),
+    "empty folder": (lambda tmp: empty_folder(tmp / "data"), "data'; name the folder that the domains are in"),
+    "packed folder": (lambda tmp: packed_folder(tmp / "data"), "data'; unpack photo.tar"),
     "one class": (lambda tmp: folder_of(pictures(tmp / "data", classes=("cat",))), "at least two classes"),
     "truncated JPEG": (lambda tmp: truncated(tmp / "data"), "photo/dog/2.jpg"),
     "weights": (lambda tmp: unfit_weights(tmp / "w.safetensors"), "w.safetensors"),
