@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from bench import page as performance
 from bench.algorithms import layout, silos
 from bench.algorithms.pictures import lay_out
 from bench.algorithms.table import table
@@ -137,6 +138,7 @@ def write(found: dict[str, Any]) -> None:
     merged = {**before, **found, "rows": [rows[row] for row in ROWS if row in rows]}
     data.write_text(json.dumps(merged, indent=1) + "\n")
     page.write_text(table(merged))
+    performance.write(ROOT)  # which shows some of it
 
 
 if __name__ == "__main__":
