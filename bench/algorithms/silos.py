@@ -82,7 +82,7 @@ def slowest_silo(pictures: Path, silos: int) -> float:
 
 
 def slowest_loop(loops: int) -> float:
-    """The same of bare loops over one batch in memory, with nothing of siloflow but its network: what the machine makes of two."""
+    """The same of bare loops over one batch in memory, with nothing of siloflow but network and settings: what the machine makes of two."""
     command = [sys.executable, "-c", BARE]
     running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(loops)]
     for process in running:

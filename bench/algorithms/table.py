@@ -45,9 +45,9 @@ channels_last alone, {network} with torch's own convolutions, forwards and backw
 """
 
 SILOS = """
-Two silos at once on {cores} cores: {two_silos_seconds} s, one alone {one_silo_seconds} s: {ratio}x (reach: {reach}x).
-Two bare training loops, with nothing of siloflow around the same network, against one: {bare_ratio}x. These are medians of
-neighbouring pairs in wall time, which means something only on a machine that has nothing else to do ({machine}).
+Two silos at once on {cores} cores against one alone: {ratio}x, the median of {pairs} neighbouring pairs ({least} to {most}x;
+reach: {reach}x). Two bare training loops, with nothing of siloflow around the same network, against one: {bare_ratio}x, likewise.
+This is wall time of some {one_silo_seconds:.0f} s: it means something only on a machine that has nothing else to do ({machine}).
 """
 
 FIRST = """First batch from a warm, verified cache: {seconds} s (reach: {reach:g} s).
@@ -72,7 +72,9 @@ def table(found: dict[str, Any]) -> str:
         text += CONVOLUTIONS.format(floors=", ".join(_floors(found)), **found["convolutions"])
     text += "".join(LAYOUT.format(**entry) for entry in found.get("layout", []) if entry["network"] == "resnet-18")
     if "together" in found:
-        text += SILOS.format(**found["together"]) + FIRST.format(**found["first_batch"])
+        ratios = found["together"]["ratios"]
+        text += SILOS.format(pairs=len(ratios), least=min(ratios), most=max(ratios), **found["together"])
+        text += FIRST.format(**found["first_batch"])
     return text
 
 
