@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-cluster lint types pytest minio helm prometheus chromium chaos docs clean \
+.PHONY: run test test-cluster lint types pytest minio helm prometheus chromium tcmalloc chaos docs clean \
   bench bench-exchange bench-scaling bench-workers bench-pipelines bench-scrape bench-algorithms
 
 run: .venv/.run
 	@$(BIN)/siloflow run $(ARGS)
 
-test: .venv/.test lint types minio helm prometheus chromium pytest
+test: .venv/.test lint types minio helm prometheus chromium tcmalloc pytest
 
 lint: .venv/.test
 	@$(BIN)/ruff check .
@@ -37,6 +37,10 @@ prometheus:
 # The report is opened in Debian's chromium, installed if we may. Without it those tests are skipped, loudly.
 chromium:
 	@tests/get-chromium > /dev/null || [ $$? -eq 3 ]
+
+# A silo trains with Debian's tcmalloc, installed if we may. Without it the tests of its memory are skipped, loudly.
+tcmalloc:
+	@tests/get-tcmalloc > /dev/null || [ $$? -eq 3 ]
 
 # What needs a cluster: images built for real, runs on a real Kubeflow Pipelines. CONTRIBUTING.md says how to get one.
 test-cluster: .venv/.test

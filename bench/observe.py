@@ -27,10 +27,10 @@ class Observed:
         return less if right == left else less + (more - less) * (moment - left) / (right - left)
 
 
-def pss(process: int | str = "self") -> int:
-    """Memory of a process in bytes, file pages it has mapped included."""
+def pss(process: int | str = "self", kind: str = "Pss") -> int:
+    """Memory of a process in bytes, file pages it has mapped included; of kind `Anonymous`, only what it cannot give back."""
     with Path(f"/proc/{process}/smaps_rollup").open() as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{kind}:"))
 
 
 def observe(command: Sequence[object], env: Mapping[str, str] | None = None, every: float = 0.25) -> Observed:
@@ -74,13 +74,13 @@ class Growth:
 
 
 @contextmanager
-def growing(every: float = 0.002) -> Iterator[Growth]:
+def growing(every: float = 0.002, kind: str = "Pss") -> Iterator[Growth]:
     """Looking costs a process of gigabytes milliseconds of its time: look less often where peaks last longer."""
-    growth, before, stop = Growth(), pss(), threading.Event()
+    growth, before, stop = Growth(), pss(kind=kind), threading.Event()
 
     def watch() -> None:
         while not stop.is_set():
-            growth.bytes = max(growth.bytes, pss() - before)
+            growth.bytes = max(growth.bytes, pss(kind=kind) - before)
             time.sleep(every)
 
     watcher = threading.Thread(target=watch)

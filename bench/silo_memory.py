@@ -1,8 +1,9 @@
 """What a silo's step adds to its memory, beside a bare loop and what training must keep: `python -m bench.silo_memory`.
 
-Three processes for each network, so that none inherits memory from another: `silo` is a step of FedAvg as a worker does it, from the
-global model in the store to the published update; `bare` trains the same network on the same size of batch in a plain loop;
-`needed` adds up weights, gradients, Adam's slots and what autograd saves of one batch.
+Processes of their own for each network, so that none inherits memory from another: `silo` is a step of FedAvg as a worker does it, from
+the global model in the store to the published update; `glibc` is the same where tcmalloc is not installed; `bare` trains the same
+network on the same size of batch in a plain loop; `needed` adds up weights, gradients, Adam's slots and what autograd saves of one
+batch. What is counted are anonymous pages: those of files (the program, the cached pictures) are the kernel's to drop.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,13 @@ import torch
 
 from bench.images import make_images
 from bench.observe import growing
+from components.allocator import PRELOAD, installed, preloaded
 
 NETWORKS = ("mobilenet-v3-large", "resnet-18")
 CLASSES, EACH, SIZE, BATCH, STEPS = 7, 12, 224, 32, 2
 
 
-def prepared(backbone: str, images: Path, size: int) -> Any:
+def prepared(run: str, backbone: str, images: Path, size: int) -> Any:
     """The federation of one silo."""
     from components.federation import Federation, resolve
     from components.spec import parse_spec
@@ -32,30 +35,31 @@ def prepared(backbone: str, images: Path, size: int) -> Any:
     hyper = {"epochs": 1, "steps_per_epoch": STEPS, "batch_size": BATCH}
     dataset = {"name": "folder", "path": str(images), "image_size": size}
     values = {"algorithm": "fedavg", "hyper": hyper, "dataset": dataset, "target": "target", "backbone": backbone, "rounds": 1}
-    return Federation(resolve(parse_spec(values)), "memory", images.parent / backbone, "silo")
+    return Federation(resolve(parse_spec(values)), run, images.parent / f"{backbone}-{run}", "silo")
 
 
 def begin(backbone: str, images: Path, size: int) -> int:
-    """The silo joins, the server publishes the first model. Returns nothing grown."""
+    """The silo joins both runs, the server publishes the first model. Returns nothing grown."""
     from components import layout
     from components.server import server_step
     from components.silo import Role, silo_step
 
-    federation = prepared(backbone, images, size)
-    federation.store.prepare([layout.GLOBAL, layout.silo_bucket("silo")])
-    silo_step(Role(federation, "silo"), 0, "join")
-    server_step(Role(federation, layout.SERVER), 0, "join")
+    for run in ("silo", "glibc"):
+        federation = prepared(run, backbone, images, size)
+        federation.store.prepare([layout.GLOBAL, layout.silo_bucket("silo")])
+        silo_step(Role(federation, "silo"), 0, "join")
+        server_step(Role(federation, layout.SERVER), 0, "join")
     return 0
 
 
-def silo(backbone: str, images: Path, size: int) -> int:
+def silo(run: str, backbone: str, images: Path, size: int) -> int:
     from components.process import keep_freed_memory
     from components.silo import Role, silo_step
 
     keep_freed_memory()
-    role = Role(prepared(backbone, images, size), "silo")
+    role = Role(prepared(run, backbone, images, size), "silo")
     role.samples("train")
-    with growing(every=0.02) as growth:
+    with growing(every=0.05, kind="Anonymous") as growth:
         silo_step(role, 1, "train")
     return growth.bytes
 
@@ -63,7 +67,7 @@ def silo(backbone: str, images: Path, size: int) -> int:
 def bare(backbone: str, images: Path, size: int) -> int:
     from fl_algorithms.models import build_model
 
-    with growing(every=0.02) as growth:
+    with growing(every=0.05, kind="Anonymous") as growth:
         model = build_model(backbone, CLASSES, 3, size).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4)
         for _ in range(STEPS):
@@ -92,12 +96,14 @@ def needed(backbone: str, images: Path, size: int) -> dict[str, int]:
     return {"model": sum(weights.values()), "gradients": gradients, "optimiser": 2 * gradients, "activations": activations}
 
 
-PROCESSES = {"begin": begin, "silo": silo, "bare": bare, "needed": needed}
+PROCESSES = {"begin": begin, "silo": partial(silo, "silo"), "glibc": partial(silo, "glibc"), "bare": bare, "needed": needed}
 
 
 def ask(what: str, backbone: str, images: Path, size: int) -> Any:
     command = [sys.executable, "-m", "bench.silo_memory", what, backbone, str(images), str(size)]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    environment = {name: value for name, value in os.environ.items() if name != PRELOAD}
+    environment |= preloaded(environment) if what == "silo" else {}
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout)
 
 
 def measure() -> list[dict[str, Any]]:
@@ -111,8 +117,8 @@ def measure() -> list[dict[str, Any]]:
             rows.append(
                 {
                     "backbone": backbone, "image_size": SIZE, "batch_size": BATCH, "needed_bytes": parts, "silo_bytes": found["silo"],
-                    "bare_bytes": found["bare"], "over_needed": round(found["silo"] / sum(parts.values()), 2),
-                    "over_bare": round(found["silo"] / found["bare"], 2),
+                    "glibc_bytes": found["glibc"], "bare_bytes": found["bare"], "over_needed_bytes": found["silo"] - sum(parts.values()),
+                    "allocator": "tcmalloc" if installed() else "glibc",
                 }
             )  # fmt: skip
     return rows

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
+from components.allocator import restart_with_it
+
 
 def main() -> None:
+    if sys.argv[1:2] == ["silo"]:
+        restart_with_it()  # this process trains itself; a run's workers are started with it
     try:
         from pipelines.cli import app
 

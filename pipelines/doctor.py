@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import secrets
 import shutil
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from components import layout
+from components import allocator, layout
 from components.errors import InputError, SiloflowError, StoreError
 from components.spec import FederationSpec, parse_spec
 from components.store import open_store
@@ -41,7 +42,7 @@ class Check:
 
 def examine(values: Mapping[str, Any]) -> list[Check]:
     """Every check; those that need a valid spec only if there is one."""
-    machine = [("python", _python), ("torch", _torch), ("disk", _disk), ("cache", _cache)]
+    machine = [("python", _python), ("torch", _torch), ("allocator", _allocator), ("disk", _disk), ("cache", _cache)]
     checks = [_check(area, look) for area, look in machine]
     try:
         spec = parse_spec(values)
@@ -90,6 +91,12 @@ def _torch() -> str:
             f"cannot be imported ({' '.join(str(error).split())}); install torch and torchvision that fit each other"
         ) from None
     return f"{torch.__version__}, torchvision {torchvision.__version__}"
+
+
+def _allocator() -> str:
+    """Never a warning: without it everything works, in more memory."""
+    chosen = os.environ.get(allocator.PRELOAD) or allocator.installed()
+    return f"{chosen}" if chosen else f"that of the C library; silos need less memory with {allocator.PACKAGE}"
 
 
 def _disk() -> str:

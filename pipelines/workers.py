@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from components.allocator import for_children
+
 LOG_LINES = 3
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -170,7 +172,8 @@ def _start_nursery() -> None:
     resource_tracker.ensure_running()  # first, since it unblocks the signal
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        with for_children():
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

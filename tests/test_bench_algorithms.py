@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from bench.algorithms import __main__ as main
 from bench.algorithms import digits, femnist, pictures, product, silos
 from bench.algorithms.__main__ import ROWS
 from bench.algorithms.side import MODULES
-from bench.algorithms.table import table
+from bench.algorithms.table import document
 from bench.reference import networks, others, representation
 from fl_algorithms.models import build_model
 
@@ -78,7 +80,7 @@ def test_a_bare_loop_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_names_what_was_not_reached() -> None:
     row = {"row": "fedavg", "step": "an epoch", "reference_ms": 2.0, "product_ms": 1.5, "ratio": 0.75, "reach": 0.7, "reached": False}
-    page = table({"repeats": 3, "pictures": "PACS", "machine": "a machine", "rows": [row, {**row, "reached": True}]})
+    page = document({"a kind": {"pictures": "PACS", "machine": "a machine", "rows": [row, {**row, "reached": True}]}})
     assert "| an epoch | 2.0 | 1.5 | 0.75 | 0.7, not reached |" in page
     assert "| an epoch | 2.0 | 1.5 | 0.75 | 0.7 |" in page
 
@@ -86,12 +88,21 @@ def test_the_page_names_what_was_not_reached() -> None:
 def test_the_page_says_how_far_a_row_of_convolutions_could_go() -> None:
     row = {"row": "fedadg", "step": "a round", "reference_ms": 100.0, "product_ms": 80.0, "ratio": 0.8, "reach": 0.7, "reached": False}
     alone = {"forwards_ms": 15.0, "both_ms": 40.0, "direct_forwards_ms": 20.0, "direct_both_ms": 60.0, "direct_speed": 0.9}
-    page = table({"repeats": 3, "pictures": "PACS", "machine": "a machine", "rows": [row], "convolutions": alone})
+    page = document({"a kind": {"pictures": "PACS", "machine": "a machine", "rows": [row], "convolutions": alone}})
     assert "its ratios would be: fedadg 0.50." in page
 
 
-def test_the_page_names_the_rows_of_another_machine() -> None:
+def test_a_measurement_leaves_other_cpus_and_rows_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setattr(main, "ROOT", tmp_path)
     row = {"row": "fedavg", "step": "an epoch", "reference_ms": 2.0, "product_ms": 1.5, "ratio": 0.75, "reach": 0.8, "reached": True}
-    rows = [{**row, "machine": "this, load 2"}, {**row, "step": "a round", "machine": "that, load 1"}]
-    page = table({"repeats": 3, "pictures": "PACS", "machine": "this, load 7", "rows": rows})
-    assert "Measured on another machine (that, load 1): a round.\n" in page and "(this" not in page
+    for kind, rows in (("one", [row, {**row, "row": "feddg", "step": "mixing"}]), ("other", [row]), ("one", [{**row, "ratio": 0.5}])):
+        monkeypatch.setattr(main, "vectors", lambda kind=kind: kind)
+        main.write({"pictures": "PACS", "machine": f"a machine of kind {kind}", "rows": rows})
+    kept = json.loads((tmp_path / "docs" / "performance-algorithms.json").read_text())
+    assert {kind: [(row["row"], row["ratio"]) for row in found["rows"]] for kind, found in kept.items()} == {
+        "one": [("fedavg", 0.5), ("feddg", 0.75)],
+        "other": [("fedavg", 0.75)],
+    }
+    assert (tmp_path / "docs" / "performance-algorithms.md").read_text().count("\n## ") == 2
+    assert "| an epoch | 0.5 | 0.75 |" in (tmp_path / "docs" / "performance.md").read_text().replace("--:", "")

@@ -21,7 +21,10 @@ import torch
 from bench import page as performance
 from bench.algorithms import layout, silos
 from bench.algorithms.pictures import lay_out
-from bench.algorithms.table import table
+from bench.algorithms.table import document
+from bench.machine import commit, today
+from bench.machine import machine as this_machine
+from components.allocator import preloaded
 
 ROOT = Path(__file__).parents[2]
 ROWS = {
@@ -45,7 +48,7 @@ class Side:
 
     def __init__(self, row: str, name: str, pictures: Path) -> None:
         command = [sys.executable, "-m", "bench.algorithms.side", row, name, str(pictures)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **({} if name == "reference" else preloaded(os.environ))}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
         self.best = self.wall = float("inf")
         self._answer()
@@ -71,9 +74,14 @@ class Side:
         self.process.wait()
 
 
+def vectors() -> str:
+    """The kind of CPU: what decides which convolutions are dear."""
+    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
 def machine() -> str:
     """With what else it had to do: CPU time suffers from it too, wall time much more."""
-    return f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, load {os.getloadavg()[1]:.0f}"
+    return f"{this_machine()['cpu']}, torch {torch.__version__}, load {os.getloadavg()[1]:.0f}; {today()}, commit {commit()}"
 
 
 def measure(row: str, pictures: Path, repeats: int) -> dict[str, Any]:
@@ -127,17 +135,16 @@ def main() -> None:
 
 
 def write(found: dict[str, Any]) -> None:
-    """What was not measured now stays as it was, with the machine it was measured on."""
+    """What was not measured now, and every other kind of CPU, stays as it was, with the machine it was measured on."""
     page, data = (ROOT / "docs" / f"performance-algorithms.{suffix}" for suffix in ("md", "json"))
-    before = json.loads(data.read_text()) if data.exists() else {"rows": []}
+    known: dict[str, Any] = json.loads(data.read_text()) if data.exists() else {}
+    before = known.get(vectors(), {"rows": []})
     if "together" in found:
         found["together"]["machine"] = found["machine"]
-    for old in [*before["rows"], *(before[part] for part in ("together",) if part in before)]:
-        old.setdefault("machine", before["machine"])
     rows = {row["row"]: row for row in [*before["rows"], *found["rows"]]}
-    merged = {**before, **found, "rows": [rows[row] for row in ROWS if row in rows]}
-    data.write_text(json.dumps(merged, indent=1) + "\n")
-    page.write_text(table(merged))
+    known[vectors()] = {**before, **found, "rows": [rows[row] for row in ROWS if row in rows]}
+    data.write_text(json.dumps(known, indent=1) + "\n")
+    page.write_text(document(known))
     performance.write(ROOT)  # which shows some of it
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from components.allocator import for_children
 from pipelines.local import LocalEngine
 from pipelines.workers import cores
 
@@ -84,7 +85,8 @@ def slowest_silo(pictures: Path, silos: int) -> float:
 def slowest_loop(loops: int) -> float:
     """The same of bare loops over one batch in memory, with nothing of siloflow but network and settings: what the machine makes of two."""
     command = [sys.executable, "-c", BARE]
-    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(loops)]
+    with for_children():
+        running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(loops)]
     for process in running:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
     for process in running:

@@ -9,9 +9,16 @@ from bench.algorithms.layout import PASSES
 HEAD = """# Cost of a step
 
 Made by `make bench-algorithms ARGS=--write`, which also writes the JSON beside it. One thread, process CPU time, ms per image;
-product and reference of a row take turns in one run, the best turn counts. Pictures: {pictures}. {machine}.
-The references (`bench/reference`) are straightforward loops in the manner of the papers' code. Rows need not be of one day: a ratio
-compares within its row, but milliseconds of two rows do not compare, since a shared machine is not as fast every day.
+product and reference of a row take turns in one run, the best turn counts. The references (`bench/reference`) are straightforward loops
+in the manner of the papers' code. Rows need not be of one day: a ratio compares within its row, but milliseconds of two rows do not
+compare, since a shared machine is not as fast every day. What is dear depends on the CPU, so each kind has a section of its own; the
+reaches were set on the first.
+"""
+
+MACHINE = """
+## {name}
+
+Pictures: {pictures}. {machine}.
 
 | step | reference | siloflow | ratio | reach |
 |---|---|---|---|---|
@@ -54,12 +61,16 @@ FIRST = """First batch from a warm, verified cache: {seconds} s (reach: {reach:g
 """
 
 
-def table(found: dict[str, Any]) -> str:
-    text = HEAD.format(**found)
+def document(known: dict[str, Any]) -> str:
+    """The whole page, of all kinds of CPU."""
+    return HEAD + "".join(section(name, found) for name, found in known.items())
+
+
+def section(name: str, found: dict[str, Any]) -> str:
+    text = MACHINE.format(name=name, **found)
     for row in found["rows"]:
         mark = "" if row["reached"] else ", not reached"
         text += f"| {row['step']} | {row['reference_ms']} | {row['product_ms']} | {row['ratio']} | {row['reach']}{mark} |\n"
-    text += _elsewhere(found)
     for row in found["rows"]:
         if row["row"] == "fedsr-batch":
             text += FEDSR
@@ -76,17 +87,6 @@ def table(found: dict[str, Any]) -> str:
         text += SILOS.format(pairs=len(ratios), least=min(ratios), most=max(ratios), **found["together"])
         text += FIRST.format(**found["first_batch"])
     return text
-
-
-def _elsewhere(found: dict[str, Any]) -> str:
-    """The rows of an earlier run on another CPU: the load at the end of its name does not make it another one."""
-    here: str = found["machine"].rpartition(",")[0]
-    others: dict[str, list[str]] = {}
-    for row in found["rows"]:
-        there = row.get("machine", found["machine"])
-        if there.rpartition(",")[0] != here:
-            others.setdefault(there, []).append(row["step"])
-    return "".join(f"\nMeasured on another machine ({machine}): {'; '.join(steps)}.\n" for machine, steps in others.items())
 
 
 def _floors(found: dict[str, Any]) -> list[str]:

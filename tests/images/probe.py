@@ -58,6 +58,7 @@ def main() -> None:
         "shell": shutil.which("sh"),
         "tools": [name for name in TOOLS if shutil.which(name)],
         "writable": {name: writable(name) for name in ("/", "/tmp", "/opt/siloflow", os.environ["HOME"], str(Path.cwd()))},
+        "allocator": "libtcmalloc_minimal" in Path("/proc/self/maps").read_text(encoding="utf-8"),
         "folders": [name for name in ("/state", "/data", "/credentials") if Path(name).is_dir()],
         "installed": {item.name: item.version for item in distributions()},
         "seconds": {name: seconds_to_import(name) for name in ("torch", "kfp", "components.worker")},

@@ -119,6 +119,10 @@ def test_it_runs_as_a_nobody_that_can_write_only_where_it_must(found: dict[str, 
     assert found["folders"] == ["/state", "/data", "/credentials"]
 
 
+def test_every_process_has_the_allocator(found: dict[str, Any]) -> None:
+    assert found["allocator"]
+
+
 def test_kubeflow_finds_the_python_it_expects(found: dict[str, Any], namespace: str) -> None:
     assert found["python"] == "/opt/siloflow/bin/python3"
     assert found["siloflow"] == "/opt/siloflow/bin/siloflow"

@@ -19,6 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from components.allocator import LIBRARY
 from components.nightly import night
 from tests.images.dockerfile import ROOT, Dockerfile, ignore_patterns, ignored
 from tests.minio_server import skip_or_fail
@@ -64,7 +65,11 @@ class TestRecipe:
 
     def test_layers_come_in_the_order_in_which_they_change(self, target: str) -> None:
         copied = [line.split()[1] for stage in DOCKERFILE.made_of(target) for line in stage.all("COPY")]
-        assert copied == ["/layers/torch", "/layers/dependencies", "/layers/product"]
+        assert copied == ["/layers/allocator", "/layers/torch", "/layers/dependencies", "/layers/product"]
+
+    def test_every_process_has_the_allocator(self, target: str) -> None:
+        environment = [line for stage in DOCKERFILE.made_of(target) for line in stage.all("ENV")]
+        assert any(f"LD_PRELOAD=/usr/local/lib/{LIBRARY} " in line for line in environment)
 
     def test_it_says_what_it_is(self, target: str) -> None:
         label = DOCKERFILE.last(target, "LABEL")
