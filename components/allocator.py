@@ -1,8 +1,9 @@
 """The allocator of a process that trains: tcmalloc, where it is installed.
 
 A network asks for maps of many sizes, aligned, and gives them back in another order. glibc keeps the crumbs of aligning between them
-(its bug 30723, mended in newer ones), so that a hole does not even fit what it was: a silo with MobileNetV3-Large grows to half as much again as
-it needs. tcmalloc keeps crumbs apart. It must be there before Python starts, hence `LD_PRELOAD`. Not a bit of any result depends on it.
+(its bug 30723, mended in newer ones), so that a hole does not even fit what it was: a silo with MobileNetV3-Large grows to half as much
+again as it needs. tcmalloc keeps crumbs apart. It must be there before Python starts, hence `LD_PRELOAD`. Not a bit of any result
+depends on it.
 """
 
 from __future__ import annotations
