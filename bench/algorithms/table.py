@@ -18,7 +18,7 @@ reaches were set on the first.
 MACHINE = """
 ## {name}
 
-Pictures: {pictures}. {machine}.
+Pictures: {pictures}. Newest rows: {machine}.
 
 | step | reference | siloflow | ratio | reach |
 |---|---|---|---|---|
