@@ -125,10 +125,7 @@ def main() -> None:
             found["layout"], found["convolutions"] = layout.measure(options.repeats), layout.convolutions(options.repeats)
         if "silos" in options.only:
             print("silos", file=sys.stderr)
-            found["together"], found["first_batch"] = (
-                silos.together(pictures, options.repeats),
-                silos.first_batch(pictures, options.repeats),
-            )
+            found["together"], found["first_batch"] = silos.together(pictures), silos.first_batch(pictures, options.repeats)
     print(json.dumps(found, indent=1))
     if options.write:
         write(found)
