@@ -143,6 +143,11 @@ def scrape(found: Any) -> str:
     ) + table(head, rows)
 
 
+def machines(found: Any) -> str:
+    """Where and when the rows were measured: more than one after a run of some of them."""
+    return "; ".join(dict.fromkeys(row["machine"] for row in found["rows"]))
+
+
 def algorithms(found: Any) -> str:
     """Of every kind of CPU that was measured."""
     steps = {row["row"]: row["step"] for one in found.values() for row in one["rows"]}
@@ -152,8 +157,8 @@ def algorithms(found: Any) -> str:
         "CPU time of a step as a part of that of a straightforward loop in the manner of the papers' code, one thread; both take turns. "
         "Milliseconds, what each aims at, and what did not get there: [performance-algorithms.md](performance-algorithms.md).\n\n"
     ) + table(["step", *found], rows)
-    machines = "; ".join(f"{name}: {one['machine']}" for name, one in found.items())
-    return text + f"\n<sub>`make bench-algorithms ARGS=--write`; {machines}.</sub>\n"
+    where = "; ".join(f"{name}: {machines(one)}" for name, one in found.items())
+    return text + f"\n<sub>`make bench-algorithms ARGS=--write`; {where}.</sub>\n"
 
 
 def cluster(found: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from pathlib import Path
@@ -79,16 +80,18 @@ def test_a_bare_loop_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_names_what_was_not_reached() -> None:
-    row = {"row": "fedavg", "step": "an epoch", "reference_ms": 2.0, "product_ms": 1.5, "ratio": 0.75, "reach": 0.7, "reached": False}
-    page = document({"a kind": {"pictures": "PACS", "machine": "a machine", "rows": [row, {**row, "reached": True}]}})
+    row = {"row": "fedavg", "step": "an epoch", "reference_ms": 2.0, "product_ms": 1.5, "ratio": 0.75, "reach": 0.7}
+    row |= {"reached": False, "machine": "a machine"}
+    page = document({"a kind": {"pictures": "PACS", "rows": [row, {**row, "reached": True}]}})
     assert "| an epoch | 2.0 | 1.5 | 0.75 | 0.7, not reached |" in page
     assert "| an epoch | 2.0 | 1.5 | 0.75 | 0.7 |" in page
 
 
 def test_the_page_says_how_far_a_row_of_convolutions_could_go() -> None:
-    row = {"row": "fedadg", "step": "a round", "reference_ms": 100.0, "product_ms": 80.0, "ratio": 0.8, "reach": 0.7, "reached": False}
+    row = {"row": "fedadg", "step": "a round", "reference_ms": 100.0, "product_ms": 80.0, "ratio": 0.8, "reach": 0.7}
+    row |= {"reached": False, "machine": "a machine"}
     alone = {"forwards_ms": 15.0, "both_ms": 40.0, "direct_forwards_ms": 20.0, "direct_both_ms": 60.0, "direct_speed": 0.9}
-    page = document({"a kind": {"pictures": "PACS", "machine": "a machine", "rows": [row], "convolutions": alone}})
+    page = document({"a kind": {"pictures": "PACS", "rows": [row], "convolutions": alone}})
     assert "its ratios would be: fedadg 0.50." in page
 
 
@@ -96,13 +99,15 @@ def test_a_measurement_leaves_other_cpus_and_rows_alone(monkeypatch: pytest.Monk
     (tmp_path / "docs").mkdir()
     monkeypatch.setattr(main, "ROOT", tmp_path)
     row = {"row": "fedavg", "step": "an epoch", "reference_ms": 2.0, "product_ms": 1.5, "ratio": 0.75, "reach": 0.8, "reached": True}
-    for kind, rows in (("one", [row, {**row, "row": "feddg", "step": "mixing"}]), ("other", [row]), ("one", [{**row, "ratio": 0.5}])):
+    runs = (("one", [row, {**row, "row": "feddg", "step": "mixing"}]), ("other", [row]), ("one", [{**row, "ratio": 0.5}]), ("one", []))
+    for number, (kind, rows) in enumerate(runs):
         monkeypatch.setattr(main, "vectors", lambda kind=kind: kind)
-        main.write({"pictures": "PACS", "machine": f"a machine of kind {kind}", "rows": rows})
+        main.write({"pictures": "PACS", "machine": f"run {number}", "rows": copy.deepcopy(rows)})
     kept = json.loads((tmp_path / "docs" / "performance-algorithms.json").read_text())
     assert {kind: [(row["row"], row["ratio"]) for row in found["rows"]] for kind, found in kept.items()} == {
         "one": [("fedavg", 0.5), ("feddg", 0.75)],
         "other": [("fedavg", 0.75)],
     }
-    assert (tmp_path / "docs" / "performance-algorithms.md").read_text().count("\n## ") == 2
-    assert "| an epoch | 0.5 | 0.75 |" in (tmp_path / "docs" / "performance.md").read_text().replace("--:", "")
+    page, summary = ((tmp_path / "docs" / f"{name}.md").read_text() for name in ("performance-algorithms", "performance"))
+    assert page.count("\n## ") == 2 and "Rows: run 2; run 0." in page and "Rows: run 1." in page
+    assert "| an epoch | 0.5 | 0.75 |" in summary and "one: run 2; run 0; other: run 1." in summary

@@ -98,7 +98,7 @@ def measure(row: str, pictures: Path, repeats: int) -> dict[str, Any]:
     found = {
         "row": row, "step": title, "reference_ms": round(reference, 2), "product_ms": round(product, 2),
         "repeats": repeats, "ratio": round(product / reference, 3), "reach": reach, "reached": product / reference <= reach,
-        "reference_wall_ms": round(sides["reference"].wall, 2), "product_wall_ms": round(sides["product"].wall, 2), "machine": machine(),
+        "reference_wall_ms": round(sides["reference"].wall, 2), "product_wall_ms": round(sides["product"].wall, 2),
     }  # fmt: skip
     print(f"{row}: {reference:.2f} -> {product:.2f} ms an image, {product / reference:.3f}x", file=sys.stderr)
     if "stacked" in sides:
@@ -135,9 +135,9 @@ def write(found: dict[str, Any]) -> None:
     """What was not measured now, and every other kind of CPU, stays as it was, with the machine it was measured on."""
     page, data = (ROOT / "docs" / f"performance-algorithms.{suffix}" for suffix in ("md", "json"))
     known: dict[str, Any] = json.loads(data.read_text()) if data.exists() else {}
-    before = known.get(vectors(), {"rows": []})
-    if "together" in found:
-        found["together"]["machine"] = found["machine"]
+    before, where = known.get(vectors(), {"rows": []}), found.pop("machine")
+    for part in [*found["rows"], *(found[name] for name in ("together",) if name in found)]:
+        part["machine"] = where
     rows = {row["row"]: row for row in [*before["rows"], *found["rows"]]}
     known[vectors()] = {**before, **found, "rows": [rows[row] for row in ROWS if row in rows]}
     data.write_text(json.dumps(known, indent=1) + "\n")

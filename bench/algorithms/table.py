@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.algorithms.layout import PASSES
+from bench.sections import machines
 
 HEAD = """# Cost of a step
 
@@ -18,7 +19,7 @@ reaches were set on the first.
 MACHINE = """
 ## {name}
 
-Pictures: {pictures}. Newest rows: {machine}.
+Pictures: {pictures}. Rows: {machines}.
 
 | step | reference | siloflow | ratio | reach |
 |---|---|---|---|---|
@@ -67,7 +68,7 @@ def document(known: dict[str, Any]) -> str:
 
 
 def section(name: str, found: dict[str, Any]) -> str:
-    text = MACHINE.format(name=name, **found)
+    text = MACHINE.format(name=name, machines=machines(found), **found)
     for row in found["rows"]:
         mark = "" if row["reached"] else ", not reached"
         text += f"| {row['step']} | {row['reference_ms']} | {row['product_ms']} | {row['ratio']} | {row['reach']}{mark} |\n"
