@@ -85,6 +85,9 @@ class LocalEngine:
         logs, self._workers.logs = self._workers.logs, elsewhere
         try:
             self._plan = self._call(PLANNER, "plan", values=self._values, folder=str(self._folder))
+            logs.mkdir(exist_ok=True)
+            with (logs / f"{PLANNER}.log").open("ab") as kept:  # what it warned of, and that of an earlier call
+                kept.write((elsewhere / f"{PLANNER}.log").read_bytes())
         except SiloflowError as error:
             defect = error.exit_code == SiloflowError.exit_code
             raise

@@ -2,8 +2,8 @@
 
 `<root>/<data set>-<key>/<domain>.u8` holds the pixels and `<domain>.json` everything else. The key is the digest of all
 that determines the pixels, so a stale entry is never found. The JSON is put in place last and holds the digest of the
-content, which is verified at every opening: an entry that is half-written or damaged is built again. A build that was
-interrupted goes on after the last block whose digest is in its journal (`partial.py`).
+content, which is verified at every opening: an entry that is half-written or damaged is named and built again. A build that
+was interrupted goes on after the last block whose digest is in its journal (`partial.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ def cached(dataset: str, domain: str, classes: tuple[str, ...], source: Source, 
             with _locked(folder, stem):
                 images = _open(folder, stem)  # another process may have built it while this one waited
                 if images is None:
+                    _tell_of_damage(folder, stem)
                     _build(folder, stem, classes, source, progress)
                     images = _open(folder, stem)
         except OSError as error:
@@ -72,6 +74,15 @@ def cached(dataset: str, domain: str, classes: tuple[str, ...], source: Source, 
     if images is None:
         raise Unusable(f"cache {folder}: {domain} reads back differently from what was written; check this disk")
     return images
+
+
+def _tell_of_damage(folder: Path, stem: str) -> None:
+    """It mends itself, but a disk that alters files is somebody's to know."""
+    left = next((path for path in (folder / f"{stem}.u8", folder / f"{stem}.json") if path.exists()), None)
+    if left is not None:
+        logging.getLogger(__name__).warning(
+            "cache '%s': expected what its digest was made of, found it damaged or half written; it is decoded again", left
+        )
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def picture_set(
 def existing_folder(path: str, holds: str) -> Path:
     root = Path(path)
     if not root.is_dir():
-        raise Unusable(f"dataset.path: expected a folder of {holds}, found no folder {path!r}")
+        raise Unusable(f"dataset.path: expected a folder of {holds}, found no folder {path!r}; correct the path")
     return root
 
 

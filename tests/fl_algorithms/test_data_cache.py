@@ -65,9 +65,10 @@ def test_other_contents_have_another_key_and_digest(root: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["flipped bit", "cut short", "no json", "garbage json", "wrong labels", "list json", "older version", "other list"]
 )
-def test_a_damaged_entry_is_built_again(root: Path, damage: str) -> None:
+def test_a_damaged_entry_is_named_and_built_again(root: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     pictures = Pictures()
     digest = pictures.open().digest
+    assert not caplog.messages
     (pixels,), (entry,) = root.glob("*/photo.u8"), root.glob("*/photo.json")
     if damage == "flipped bit":
         content = bytearray(pixels.read_bytes())
@@ -91,8 +92,10 @@ def test_a_damaged_entry_is_built_again(root: Path, damage: str) -> None:
         entry.write_text("{" if damage == "garbage json" else "[]")
     assert pictures.open().digest == digest
     assert pictures.asked == [0, 1, 0, 1]
+    (said,) = caplog.messages
+    assert str(pixels) in said and said.endswith("it is decoded again")
     assert pictures.open().digest == digest
-    assert pictures.asked == [0, 1, 0, 1]
+    assert pictures.asked == [0, 1, 0, 1] and len(caplog.messages) == 1
 
 
 def test_a_failed_build_leaves_no_entry(root: Path) -> None:
