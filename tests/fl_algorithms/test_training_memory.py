@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.images import make_images
 from components.allocator import LIBRARY, installed, preloaded
 from tests.minio_server import skip_or_fail
 
@@ -19,42 +20,41 @@ MEGABYTE = 1_000_000
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's account of a process's memory")
 
 # Anonymous pages are what a process cannot give back; pages of the mapped cache are the kernel's to drop.
-TRAIN = """
-import json, sys, threading, time
+BEGIN = """
+import json, sys
+from pathlib import Path
 import numpy as np, torch
+import torch._dynamo
+from bench.algorithms.product import Bench
+from bench.observe import growing
 from components.process import compute_with, keep_freed_memory
 from fl_algorithms.contract import Silo, Task
 from fl_algorithms.fedavg import MODEL, FedAvg, FedAvgHyper
 from fl_algorithms.samples import Samples
-import torch._dynamo
 
 compute_with(1)
 keep_freed_memory()
-side, count, steps = map(int, sys.argv[3:])
+"""
+ONE_SILO = """
+side, count = map(int, sys.argv[2:])
 pixels = np.memmap(sys.argv[1], np.uint8, "r", shape=(count, side, side, 3))
-task = Task(sys.argv[2], 7, 3, side, (0.5,) * 3, (0.2,) * 3)
-one = FedAvg(FedAvgHyper(epochs=2, steps_per_epoch=steps, batch_size=32), task)
+task = Task("small-cnn", 7, 3, side, (0.5,) * 3, (0.2,) * 3)
+one = FedAvg(FedAvgHyper(epochs=2, steps_per_epoch=12, batch_size=32), task)
 state = {name: tensor.clone() for name, tensor in one.build().state_dict().items()}
-
-def anonymous():
-    with open("/proc/self/smaps_rollup") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Anonymous:"))
-
-before, peak, stop = anonymous(), 0, threading.Event()
-
-def watch():
-    global peak
-    while not stop.is_set():
-        peak = max(peak, anonymous())
-        time.sleep(0.002 if side < 200 else 0.05)
-
-watcher = threading.Thread(target=watch)
-watcher.start()
-train = Samples([(pixels, np.zeros(count, np.int64), np.arange(count))], task.mean, task.std, torch.device("cpu"))
-silo = Silo("a", 1, 1, 0, torch.device("cpu"), train, {MODEL: state}, {}, lambda *_, **__: None)
-loss = one.train(silo).metrics["loss"]
-stop.set()
-watcher.join()
+with growing(kind="Anonymous") as growth:
+    train = Samples([(pixels, np.zeros(count, np.int64), np.arange(count))], task.mean, task.std, torch.device("cpu"))
+    silo = Silo("a", 1, 1, 0, torch.device("cpu"), train, {MODEL: state}, {}, lambda *_, **__: None)
+    one.train(silo)
+"""
+ROUND = """
+with growing(every=0.05, kind="Anonymous") as growth:  # what silos tell each other beforehand included
+    bench = Bench(Path(sys.argv[1]), *sys.argv[2:], batch_size=32)
+    one, silo = bench.algorithm, bench.silo()
+    for number in range(len(one.exchanges(1)) - 1):
+        bench.exchange(number)
+    one.exchanges(1)[-1].silo(silo)
+"""
+END = """
 model = sum(p.numel() * p.element_size() for p in one.network.parameters())
 own, sizes = {tensor.untyped_storage().data_ptr() for tensor in one.network.state_dict().values()}, {}
 
@@ -64,16 +64,14 @@ def note(tensor):
     return tensor
 
 with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-    kept = one.loss(one.network.train(), next(train.batches(32)), silo)
-print(json.dumps({"grown": peak - before, "needed": 4 * model + sum(sizes.values()), "loss": loss}))
+    kept = one.loss(one.network.train(), next(silo.train.batches(32)), silo)
+print(json.dumps({"grown": growth.bytes, "needed": 4 * model + sum(sizes.values())}))
 """
 
 
-def trained(file: Path, network: str, side: int, count: int, steps: int) -> dict[str, float]:
+def trained(script: str, *words: object) -> dict[str, float]:
     """By a process as the engine starts it."""
-    with file.open("wb") as opened:
-        opened.truncate(count * side * side * 3)  # a file of holes: it takes no disk
-    command = [sys.executable, "-c", TRAIN, str(file), network, *map(str, (side, count, steps))]
+    command = [sys.executable, "-c", BEGIN + script + END, *map(str, words)]
     environment = {**os.environ, **preloaded(os.environ)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -87,14 +85,25 @@ def within_bounds(found: dict[str, float]) -> bool:
 
 
 def test_memory_does_not_follow_the_size_of_the_data(tmp_path: Path) -> None:
-    small, large = (trained(tmp_path / str(count), "small-cnn", SIDE, count, 12) for count in (SMALL, LARGE))
+    found = []
+    for count in (SMALL, LARGE):
+        with (tmp_path / str(count)).open("wb") as file:
+            file.truncate(count * SIDE * SIDE * 3)  # a file of holes: it takes no disk
+        found.append(trained(ONE_SILO, tmp_path / str(count), SIDE, count))
+    small, large = found
     assert within_bounds(small) and within_bounds(large)
     assert large["grown"] - small["grown"] < 30 * MEGABYTE
 
 
-@pytest.mark.parametrize("network", ["mobilenet-v3-large", "resnet-18"])
-def test_the_papers_networks_need_what_they_must_and_little_more(network: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "network"), [("fedavg", "mobilenet-v3-large"), ("fedavg", "resnet-18"), ("fedccrl", "mobilenet-v3-large")]
+)
+def test_the_papers_networks_need_what_they_must_and_little_more(
+    algorithm: str, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if installed() is None:
         skip_or_fail(f"MEMORY TESTS: no {LIBRARY}; run tests/get-tcmalloc, as root on Debian")
-    found = trained(tmp_path / "pixels", network, 224, 64, 2)
+    monkeypatch.setenv("SILOFLOW_CACHE", str(tmp_path / "cache"))
+    images = make_images(tmp_path / "images", {"photo": 7, "cartoon": 7}, 10)
+    found = trained(ROUND, images, algorithm, network)
     assert within_bounds(found), found
