@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from fl_algorithms.models.depthwise import DepthwiseConv2d
-from fl_algorithms.models.winograd import WinogradConv2d
+from fl_algorithms.models.winograd import WinogradConv2d, WinogradKernels
 
-CONVOLUTIONS = (nn.Conv2d, DepthwiseConv2d, WinogradConv2d)
+CONVOLUTIONS = (nn.Conv2d, DepthwiseConv2d, WinogradConv2d, WinogradKernels)
 
 
 def folded(network: nn.Module) -> nn.Module:

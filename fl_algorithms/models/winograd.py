@@ -8,7 +8,6 @@ such ways by itself; oneDNN does not. The results are those of the direct way wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
@@ -18,12 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.grad import conv2d_input
 
 from fl_algorithms.models.layers import float32_on_cpu
 
 STEP = 4  # results of a tile in each direction
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # the first ones that a kernel needs, and infinity: small, so that few digits are lost
 ENOUGH_CHANNELS = {3: 128, 5: 64}  # by kernel: with fewer, cutting and joining cost what the products save
+ENOUGH_FOR_KERNELS = {3: 64, 5: 64}
 
 
 class WinogradConv2d(nn.Conv2d):
@@ -37,17 +38,35 @@ class WinogradConv2d(nn.Conv2d):
         return maps if self.bias is None else maps + self.bias[:, None, None]
 
 
+class WinogradKernels(WinogradConv2d):
+    """One of few channels: only the gradient of its kernels is worth the tiles.
+
+    That of oneDNN takes twice as long as the maps with AVX2, less with AVX-512. Without oneDNN the way must not depend on the CPU.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        pays = not torch.backends.mkldnn.enabled or torch.backends.cpu.get_cpu_capability() == "AVX2"
+        if not pays or not float32_on_cpu(images):
+            return nn.Conv2d.forward(self, images)
+        maps: Tensor = _Kernels.apply(images, self.weight, self.padding)
+        return maps if self.bias is None else maps + self.bias[:, None, None]
+
+
 def multiply_less(network: nn.Module) -> None:
     """Let the convolutions of a network multiply less where that saves more than the tiles cost."""
     for layer in network.modules():
-        if type(layer) is nn.Conv2d and _pays(layer):
-            layer.__class__ = WinogradConv2d  # it has nothing that the other has not
+        if type(layer) is nn.Conv2d and _can_be_cut(layer):
+            channels, kernel = min(layer.in_channels, layer.out_channels), layer.kernel_size[0]
+            if channels >= ENOUGH_CHANNELS[kernel]:
+                layer.__class__ = WinogradConv2d  # it has nothing that the other has not
+            elif channels >= ENOUGH_FOR_KERNELS[kernel]:
+                layer.__class__ = WinogradKernels
 
 
-def _pays(layer: nn.Conv2d) -> bool:
+def _can_be_cut(layer: nn.Conv2d) -> bool:
     plain = layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros"
     square = layer.kernel_size[0] == layer.kernel_size[1] and layer.padding[0] == layer.padding[1]
-    return plain and square and min(layer.in_channels, layer.out_channels) >= ENOUGH_CHANNELS.get(layer.kernel_size[0], math.inf)
+    return plain and square and layer.kernel_size[0] in ENOUGH_CHANNELS
 
 
 @cache
@@ -94,9 +113,41 @@ class _Winograd(torch.autograd.Function):
             of_tiles = to_tiles.t() @ torch.bmm(products, kernels).flatten(1)
             of_maps = _join(of_tiles, STEP + ctx.kernel - 1, ctx.padding, ctx.tiles, ctx.shape)
         if ctx.needs_input_grad[1]:
-            of_kernels = to_kernels.t() @ torch.bmm(products.transpose(1, 2), tiles).flatten(1)
-            of_weight = of_kernels.view(ctx.kernel, ctx.kernel, *kernels.shape[1:]).permute(2, 3, 0, 1)
+            of_weight = _of_kernels(products, tiles, to_kernels, torch.Size((*kernels.shape[1:], ctx.kernel, ctx.kernel)))
         return of_maps, of_weight, None
+
+
+class _Kernels(torch.autograd.Function):
+    """Of maps [N,C,H,W]: the direct way, but for the gradient of the kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, weight: Tensor, padding: tuple[int, int]) -> Tensor:
+        ctx.padding = padding
+        ctx.save_for_backward(maps, weight)
+        return F.conv2d(maps, weight, padding=padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (maps, weight), of_maps, of_weight = ctx.saved_tensors, None, None
+        if ctx.needs_input_grad[0]:
+            of_maps = conv2d_input(maps.shape, weight, gradient, padding=ctx.padding)
+        if ctx.needs_input_grad[1]:
+            outputs, channels, kernel, _ = weight.shape
+            to_tiles, to_kernels, to_results = _matrices(kernel)
+            maps, gradient = maps.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1)
+            many = [-(-length // STEP) for length in gradient.shape[1:3]]
+            products = (to_results.t() @ _cut(gradient, STEP, 0, many)).view(len(to_tiles), -1, outputs)
+            tiles = (to_tiles @ _cut(maps, STEP + kernel - 1, ctx.padding[0], many)).view(len(to_tiles), -1, channels)
+            of_weight = _of_kernels(products, tiles, to_kernels, weight.shape)
+        return of_maps, of_weight, None
+
+
+def _of_kernels(products: Tensor, tiles: Tensor, to_kernels: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of kernels of that shape [O,C,k,k]."""
+    outputs, channels, kernel, _ = shape
+    of_kernels = to_kernels.t() @ torch.bmm(products.transpose(1, 2), tiles).flatten(1)
+    return of_kernels.view(kernel, kernel, outputs, channels).permute(2, 3, 0, 1)
 
 
 def _cut(maps: Tensor, side: int, padding: int, tiles: Sequence[int]) -> Tensor:

@@ -11,9 +11,9 @@ from torch import nn
 
 from fl_algorithms.folding import folded
 from fl_algorithms.models import MODELS, build_model
-from fl_algorithms.models.winograd import WinogradConv2d, multiply_less
+from fl_algorithms.models.winograd import WinogradConv2d, WinogradKernels, multiply_less
 
-TILED = {"resnet-18": 9, "resnet-50": 10, "alexnet": 4, "femnist-cnn": 1}
+TILED = {"resnet-18": 13, "resnet-50": 13, "alexnet": 4, "femnist-cnn": 1}
 
 
 def both(kernel: int, padding: int, bias: bool = True) -> tuple[nn.Conv2d, WinogradConv2d]:
@@ -92,6 +92,26 @@ def test_on_another_device_it_is_torchs_convolution() -> None:
     assert fast.to("meta")(torch.empty(2, 6, 8, 9, device="meta")).shape == (2, 10, 8, 9)
 
 
+@pytest.mark.parametrize(("cpu", "onednn", "cut"), [("AVX2", True, True), ("AVX512", True, False), ("AVX512", False, True)])
+@pytest.mark.parametrize(("kernel", "padding"), [(3, 0), (3, 1), (5, 2)])
+def test_of_few_channels_only_the_kernels_gradient_is_cut_where_that_pays(
+    kernel: int, padding: int, cpu: str, onednn: bool, cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, few = both(kernel, padding)
+    few.__class__ = WinogradKernels
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", onednn)
+    for size in range(max(1, kernel - 2 * padding), 15):
+        images = torch.randn(2, 6, size, size + 3, requires_grad=True)
+        expected, found = plain(images), few(images)
+        upstream = torch.randn_like(expected)
+        wanted = torch.autograd.grad(expected, [images, *plain.parameters()], upstream)
+        got = torch.autograd.grad(found, [images, *few.parameters()], upstream)
+        torch.testing.assert_close([found, got[0], got[2]], [expected, wanted[0], wanted[2]], rtol=1e-4, atol=1e-4)
+        assert (got[1] - wanted[1]).abs().max() <= 5e-5 * wanted[1].abs().max()
+    assert torch.equal(got[1], wanted[1]) is not cut
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_networks_have_it_where_it_pays(name: str) -> None:
     with torch.device("meta"):
@@ -110,13 +130,19 @@ def test_networks_have_it_where_it_pays(name: str) -> None:
         nn.Conv2d(128, 128, 3, padding=(0, 1)),
         nn.Conv2d(128, 128, 3, padding="same"),
         nn.Conv2d(128, 128, 7, padding=3),
-        nn.Conv2d(127, 128, 3, padding=1),
+        nn.Conv2d(63, 128, 3, padding=1),
     ],
 )
 def test_what_it_cannot_do_stays_as_it_is(layer: nn.Conv2d) -> None:
     network = nn.Sequential(layer, nn.Conv2d(128, 128, 3, padding=1))
     multiply_less(network)
     assert [type(part) for part in network] == [nn.Conv2d, WinogradConv2d]
+
+
+def test_how_many_channels_decide() -> None:
+    network = nn.Sequential(*(nn.Conv2d(channels, 128, 3) for channels in (63, 64, 127, 128)))
+    multiply_less(network)
+    assert [type(part) for part in network] == [nn.Conv2d, WinogradKernels, WinogradKernels, WinogradConv2d]
 
 
 @pytest.mark.parametrize("name", ["resnet-18", "alexnet", "femnist-cnn"])
