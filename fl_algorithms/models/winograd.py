@@ -46,7 +46,7 @@ class WinogradKernels(WinogradConv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         pays = not torch.backends.mkldnn.enabled or torch.backends.cpu.get_cpu_capability() == "AVX2"
-        if not pays or not float32_on_cpu(images):
+        if not pays or not torch.is_grad_enabled() or not self.weight.requires_grad or not float32_on_cpu(images):
             return nn.Conv2d.forward(self, images)
         maps: Tensor = _Kernels.apply(images, self.weight, self.padding)
         return maps if self.bias is None else maps + self.bias[:, None, None]
