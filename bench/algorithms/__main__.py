@@ -136,7 +136,7 @@ def write(found: dict[str, Any]) -> None:
     page, data = (ROOT / "docs" / f"performance-algorithms.{suffix}" for suffix in ("md", "json"))
     known: dict[str, Any] = json.loads(data.read_text()) if data.exists() else {}
     before, where = known.get(vectors(), {"rows": []}), found.pop("machine")
-    for part in [*found["rows"], *(found[name] for name in ("together",) if name in found)]:
+    for part in [*found["rows"], found.get("together", {})]:
         part["machine"] = where
     rows = {row["row"]: row for row in [*before["rows"], *found["rows"]]}
     known[vectors()] = {**before, **found, "rows": [rows[row] for row in ROWS if row in rows]}

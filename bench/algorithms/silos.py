@@ -15,7 +15,7 @@ from components.allocator import for_children
 from pipelines.local import LocalEngine
 from pipelines.workers import cores
 
-PAIRS = 7  # of neighbours on a shared machine, two pairs differ by more than the reach allows (seen: 0.88 and 1.04)
+PAIRS = 7  # on a shared machine two pairs may differ by more than the reach allows
 STEPS = 8  # of two, the first, in which memory is got and kernels are chosen, would be more than half
 FIRST_BATCH = """
 import sys, time

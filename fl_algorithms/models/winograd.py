@@ -24,7 +24,7 @@ from fl_algorithms.models.layers import float32_on_cpu
 STEP = 4  # results of a tile in each direction
 POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)  # the first ones that a kernel needs, and infinity: small, so that few digits are lost
 ENOUGH_CHANNELS = {3: 128, 5: 64}  # by kernel: with fewer, cutting and joining cost what the products save
-ENOUGH_FOR_KERNELS = {3: 64, 5: 64}
+ENOUGH_FOR_KERNELS = {3: 64, 5: 64}  # at least for their gradient
 
 
 class WinogradConv2d(nn.Conv2d):
@@ -41,7 +41,8 @@ class WinogradConv2d(nn.Conv2d):
 class WinogradKernels(WinogradConv2d):
     """One of few channels: only the gradient of its kernels is worth the tiles.
 
-    That of oneDNN takes twice as long as the maps with AVX2, less with AVX-512. Without oneDNN the way must not depend on the CPU.
+    With AVX2, that of oneDNN takes twice as long as the maps; with AVX-512 nobody has measured it, so it is left alone. Without
+    oneDNN the way must not depend on the CPU.
     """
 
     def forward(self, images: Tensor) -> Tensor:
